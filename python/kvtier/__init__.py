@@ -1,0 +1,53 @@
+"""kvtier keeps the KV cache of LLM inference in tiers.
+
+GPU blocks, host memory (the primary tier), and files or network stores (secondary tiers): a
+chunk of KV cache that was computed once is brought back faster than it can be recomputed.
+
+`Region` and `Manager` are the core, written in Rust; `kvtier.torch` binds them to torch
+tensors; `kvtier.config` lists every setting and every figure. Importing this package starts
+nothing and does not import torch.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from kvtier import errors
+from kvtier._kvtier import (
+    HIT,
+    HIT_PENDING,
+    MISS,
+    RETRY,
+    HostCopier,
+    Manager,
+    PreparedStore,
+    Region,
+    __version__,
+    build_profile,
+)
+from kvtier.errors import KvTierError
+from kvtier.keys import hash_blocks, make_offload_key
+
+__all__ = [
+    "HIT",
+    "HIT_PENDING",
+    "MISS",
+    "RETRY",
+    "HostCopier",
+    "KvTierError",
+    "Manager",
+    "PreparedStore",
+    "Region",
+    "__version__",
+    "errors",
+    "hash_blocks",
+    "make_offload_key",
+]
+
+if build_profile == "debug":
+    warnings.warn(
+        "kvtier's extension is a debug build, many times slower: build it with "
+        "`maturin develop --release`",
+        RuntimeWarning,
+        stacklevel=2,
+    )

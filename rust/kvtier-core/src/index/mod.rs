@@ -1,0 +1,630 @@
+//! Who is resident, and who may go.
+//!
+//! An index maps keys to slots and keeps, for every key, its state:
+//!
+//! ```text
+//! absent -> writing(store | promotion) -> ready(0 pins) <-> ready(n pins) -> absent
+//! ```
+//!
+//! Entries live in a slab and are named by `u32` tokens; one hash table maps keys to tokens;
+//! policies thread their lists through tokens. There is no pointer and no allocation a key
+//! after warm-up. Memory an entry with LRU and keys of 36 bytes: 36 (key) + 16 (state) + 8
+//! (links) + 5 to 11 (table), 71 bytes at most.
+//!
+//! Every tier is an index over slots of its own medium: the primary tier over the region, the
+//! memory tier over a second region, the file tier over files.
+//!
+//! # Invariants (checked by [`Index::validate`])
+//! - Every slot is free, held by one entry, or detached (being let go by a late writer).
+//! - An entry is in the policy's lists exactly when it is ready and has no pin.
+//! - A batch call changes everything it names or nothing.
+
+mod list;
+mod lru;
+mod policy;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry as Place;
+use std::hash::{BuildHasher, Hasher};
+
+pub use list::{Links, List};
+pub use policy::{Policy, PolicyKind, UnknownPolicy};
+
+use crate::key::{HexKey, KeyBatch, KeyError, check_key_bytes};
+
+/// Names an entry of the index.
+pub type Token = u32;
+/// Names a slot of the medium.
+pub type Slot = u32;
+/// No token, no slot.
+pub const NIL: u32 = u32::MAX;
+/// The largest capacity: tokens are `u32`, and the last one means none.
+pub const MAX_CAPACITY: u32 = u32::MAX / 2;
+
+/// Who writes an entry's slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writer {
+    /// The engine: `prepare_store` to `complete_store`.
+    Store,
+    /// A job that brings the chunk from a secondary tier.
+    Promotion,
+}
+
+/// Who holds a pin; each kind is counted by itself, so that nobody can return another's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pin {
+    /// The engine, from `prepare_load` to `complete_load`.
+    Load,
+    /// A job that reads the slot.
+    Job,
+}
+
+/// State of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Its slot is being written; nobody may read it.
+    Writing(Writer),
+    /// Its slot holds the chunk.
+    Ready,
+}
+
+/// An index call that was refused; nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// A key or key length that cannot be.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// Not a capacity.
+    #[error("a capacity of {0} chunks is not possible: use 1 to {MAX_CAPACITY}")]
+    Capacity(u64),
+    /// The key is not resident.
+    #[error("key {0} is not resident")]
+    Unknown(HexKey),
+    /// The key is still being written.
+    #[error("key {0} is still being written: wait for its completion")]
+    NotReady(HexKey),
+    /// The key is not being written by a store, so there is nothing to complete.
+    #[error("key {0} is not being stored: it was never prepared, or completed before")]
+    NotPrepared(HexKey),
+    /// The key has no pin of this kind, so there is nothing to give back.
+    #[error("key {0} has no pin to give back: it was never prepared, or completed before")]
+    NotPinned(HexKey),
+    /// The key came twice in one call.
+    #[error("key {0} was given twice in one call")]
+    Duplicate(HexKey),
+    /// The pin counter is full.
+    #[error("key {0} has {max} pins already, more are not counted", max = u16::MAX)]
+    PinOverflow(HexKey),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    slot: Slot,
+    /// The call that last named this entry; see [`Index::begin_call`].
+    call: u32,
+    load_pins: u16,
+    job_pins: u16,
+    state: State,
+}
+
+impl Entry {
+    fn pinned(&self) -> bool {
+        self.load_pins != 0 || self.job_pins != 0
+    }
+}
+
+/// What [`Index::reserve`] did.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Reserved {
+    /// Positions, in the batch, of the keys that were absent.
+    pub indices: Vec<u32>,
+    /// Their new entries, all in state writing.
+    pub tokens: Vec<Token>,
+    /// Their slots.
+    pub slots: Vec<Slot>,
+    /// Keys that had to go.
+    pub evicted: Vec<Box<[u8]>>,
+}
+
+/// Numbers of entries by state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Ready entries.
+    pub ready: usize,
+    /// Entries being written.
+    pub writing: usize,
+    /// Ready entries with at least one pin.
+    pub pinned: usize,
+    /// Slots whose late writer has not let go.
+    pub detached: usize,
+}
+
+/// Keys to slots, with pins and an eviction policy; see the module. Not synchronised: its owner
+/// holds a lock.
+pub struct Index {
+    capacity: u32,
+    key_bytes: usize,
+    hasher: FixedState,
+    table: HashTable<Token>,
+    entries: Vec<Entry>,
+    keys: Vec<u8>,
+    free_tokens: Vec<Token>,
+    /// Slots `next_slot..capacity` were never used; used and free ones are in `free_slots`.
+    free_slots: Vec<Slot>,
+    next_slot: Slot,
+    policy: Box<dyn Policy>,
+    call: u32,
+    writing: usize,
+    pinned: usize,
+    detached: usize,
+    victims: Vec<Token>,
+}
+
+impl std::fmt::Debug for Index {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Index")
+            .field("capacity", &self.capacity)
+            .field("key_bytes", &self.key_bytes)
+            .field("occupancy", &self.occupancy())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Index {
+    /// An empty index over slots `0..capacity`, for keys of `key_bytes` bytes.
+    ///
+    /// # Errors
+    /// [`IndexError::Capacity`] and [`KeyError::Unsupported`].
+    pub fn new(capacity: u32, key_bytes: usize, policy: PolicyKind) -> Result<Self, IndexError> {
+        check_key_bytes(key_bytes)?;
+        if capacity == 0 || capacity > MAX_CAPACITY {
+            return Err(IndexError::Capacity(u64::from(capacity)));
+        }
+        Ok(Self {
+            capacity,
+            key_bytes,
+            hasher: FixedState::default(),
+            table: HashTable::new(),
+            entries: Vec::new(),
+            keys: Vec::new(),
+            free_tokens: Vec::new(),
+            free_slots: Vec::new(),
+            next_slot: 0,
+            policy: policy.build(),
+            call: 0,
+            writing: 0,
+            pinned: 0,
+            detached: 0,
+            victims: Vec::new(),
+        })
+    }
+
+    /// Slots in all.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Bytes a key.
+    pub fn key_bytes(&self) -> usize {
+        self.key_bytes
+    }
+
+    /// Number of keys, in whatever state.
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Whether there is no key.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// Entries by state.
+    pub fn occupancy(&self) -> Occupancy {
+        Occupancy {
+            ready: self.len() - self.writing,
+            writing: self.writing,
+            pinned: self.pinned,
+            detached: self.detached,
+        }
+    }
+
+    /// The entry of a key.
+    pub fn find(&self, key: &[u8]) -> Option<Token> {
+        self.table
+            .find(hash(&self.hasher, key), |&token| self.key(token) == key)
+            .copied()
+    }
+
+    /// The key of an entry.
+    pub fn key(&self, token: Token) -> &[u8] {
+        key_at(&self.keys, self.key_bytes, token)
+    }
+
+    /// The state of an entry.
+    pub fn state(&self, token: Token) -> State {
+        self.entries[token as usize].state
+    }
+
+    /// The slot of an entry.
+    pub fn slot(&self, token: Token) -> Slot {
+        self.entries[token as usize].slot
+    }
+
+    /// Begins a batch call. Entries that the call marks with [`Index::mark`] are protected from
+    /// eviction until the next call begins.
+    pub fn begin_call(&mut self) {
+        self.call = self.call.wrapping_add(1);
+        if self.call == 0 {
+            // Once in 2^32 calls: old marks could look like new ones.
+            self.entries.iter_mut().for_each(|entry| entry.call = 0);
+            self.call = 1;
+        }
+    }
+
+    /// Marks an entry as named by the running call; false if it was already.
+    pub fn mark(&mut self, token: Token) -> bool {
+        let call = self.call;
+        std::mem::replace(&mut self.entries[token as usize].call, call) != call
+    }
+
+    /// Reserves a slot for every key of the batch that is absent, evicting as needed. All or
+    /// nothing: `None`, and nothing changed, when the room cannot be made. Present keys of the
+    /// batch, and everything else the running call marked, are never evicted for it.
+    ///
+    /// The caller began the call.
+    ///
+    /// # Errors
+    /// [`IndexError::Duplicate`] for a key that the call named before.
+    pub fn reserve<'k>(
+        &mut self,
+        keys: impl Iterator<Item = (u32, &'k [u8])>,
+        writer: Writer,
+    ) -> Result<Option<Reserved>, IndexError> {
+        let mut reserved = Reserved::default();
+        for (index, key) in keys {
+            match self.insert_absent(key, writer) {
+                Ok(token) => {
+                    reserved.indices.push(index);
+                    reserved.tokens.push(token);
+                }
+                Err(present) => {
+                    if !self.mark(present) {
+                        self.forget(&reserved.tokens);
+                        return Err(IndexError::Duplicate(key.into()));
+                    }
+                }
+            }
+        }
+        let wanted = reserved.tokens.len();
+        let missing = wanted.saturating_sub(self.free());
+        if !self.evict(missing, &mut reserved.evicted) {
+            self.forget(&reserved.tokens);
+            return Ok(None);
+        }
+        for &token in &reserved.tokens {
+            let slot = self.free_slots.pop().unwrap_or_else(|| {
+                self.next_slot += 1;
+                self.next_slot - 1
+            });
+            self.entries[token as usize].slot = slot;
+            reserved.slots.push(slot);
+        }
+        Ok(Some(reserved))
+    }
+
+    /// Slots that no entry holds.
+    fn free(&self) -> usize {
+        self.free_slots.len() + (self.capacity - self.next_slot) as usize
+    }
+
+    /// Evicts `count` entries that the running call did not mark; false, and nothing changed,
+    /// when there are not as many.
+    fn evict(&mut self, count: usize, evicted: &mut Vec<Box<[u8]>>) -> bool {
+        if count == 0 {
+            return true;
+        }
+        if count > self.policy.evictable() {
+            return false;
+        }
+        let mut victims = std::mem::take(&mut self.victims);
+        victims.clear();
+        let (entries, call) = (&self.entries, self.call);
+        let protected = |token: Token| entries[token as usize].call == call;
+        let enough = self.policy.victims(count, &protected, &mut victims);
+        if enough {
+            for &token in &victims {
+                evicted.push(self.key(token).into());
+                self.policy.remove(token);
+                self.drop_entry(token);
+            }
+        }
+        self.victims = victims;
+        enough
+    }
+
+    /// Fills an empty index with keys that hold their slots already, least recently used first.
+    /// A key that comes twice, and a slot past the capacity or taken before, is passed over:
+    /// `adopted` tells the caller which ones were taken.
+    pub fn restore<'k>(
+        &mut self,
+        found: impl Iterator<Item = (&'k [u8], Slot)>,
+        mut adopted: impl FnMut(bool),
+    ) {
+        debug_assert!(self.is_empty() && self.next_slot == 0);
+        self.begin_call();
+        let mut used = vec![false; self.capacity as usize];
+        for (key, slot) in found {
+            let free = used.get(slot as usize).is_some_and(|used| !used);
+            let token = if free {
+                self.insert_absent(key, Writer::Store).ok()
+            } else {
+                None
+            };
+            if let Some(token) = token {
+                used[slot as usize] = true;
+                self.entries[token as usize].slot = slot;
+                self.commit(token);
+            }
+            adopted(token.is_some());
+        }
+        self.next_slot = self.capacity;
+        self.free_slots.extend(
+            (0..self.capacity)
+                .rev()
+                .filter(|&slot| !used[slot as usize]),
+        );
+    }
+
+    /// The write is over and good: the entry becomes ready, and evictable.
+    pub fn commit(&mut self, token: Token) {
+        let entry = &mut self.entries[token as usize];
+        debug_assert!(matches!(entry.state, State::Writing(_)));
+        entry.state = State::Ready;
+        self.writing -= 1;
+        self.policy.insert(token);
+    }
+
+    /// The write failed: the key is absent again and its slot free.
+    pub fn abort(&mut self, token: Token) {
+        debug_assert!(matches!(self.state(token), State::Writing(_)));
+        self.writing -= 1;
+        self.drop_entry(token);
+    }
+
+    /// The key is absent at once, but its slot is still in somebody's hands: it stays taken
+    /// until [`Index::reclaim`]. For a write that is late, or a bad copy being deleted.
+    pub fn detach(&mut self, token: Token) -> Slot {
+        match self.state(token) {
+            State::Writing(_) => self.writing -= 1,
+            State::Ready => self.policy.remove(token),
+        }
+        let slot = std::mem::replace(&mut self.entries[token as usize].slot, NIL);
+        self.drop_entry(token);
+        self.detached += 1;
+        slot
+    }
+
+    /// Takes back a slot that [`Index::detach`] gave out.
+    pub fn reclaim(&mut self, slot: Slot) {
+        debug_assert!(self.detached > 0);
+        self.detached -= 1;
+        self.free_slots.push(slot);
+    }
+
+    /// Marks a resident key as used.
+    pub fn touch(&mut self, token: Token) {
+        if self.state(token) == State::Ready {
+            self.policy.touch(token);
+        }
+    }
+
+    /// Pins a ready entry.
+    ///
+    /// # Errors
+    /// [`IndexError::NotReady`], [`IndexError::PinOverflow`].
+    pub fn pin(&mut self, token: Token, pin: Pin) -> Result<(), IndexError> {
+        let entry = self.entries[token as usize];
+        if entry.state != State::Ready {
+            return Err(IndexError::NotReady(self.key(token).into()));
+        }
+        let count = match pin {
+            Pin::Load => entry.load_pins,
+            Pin::Job => entry.job_pins,
+        };
+        if count == u16::MAX {
+            return Err(IndexError::PinOverflow(self.key(token).into()));
+        }
+        if !entry.pinned() {
+            self.policy.acquire(token);
+            self.pinned += 1;
+        }
+        *self.pins_mut(token, pin) += 1;
+        Ok(())
+    }
+
+    /// Gives a pin back.
+    ///
+    /// # Errors
+    /// [`IndexError::NotPinned`] when there is none of this kind.
+    pub fn unpin(&mut self, token: Token, pin: Pin) -> Result<(), IndexError> {
+        let count = self.pins_mut(token, pin);
+        if *count == 0 {
+            return Err(IndexError::NotPinned(self.key(token).into()));
+        }
+        *count -= 1;
+        if !self.entries[token as usize].pinned() {
+            self.pinned -= 1;
+            self.policy.release(token);
+        }
+        Ok(())
+    }
+
+    /// The number of pins of a kind on an entry.
+    pub fn pins(&self, token: Token, pin: Pin) -> u16 {
+        let entry = &self.entries[token as usize];
+        match pin {
+            Pin::Load => entry.load_pins,
+            Pin::Job => entry.job_pins,
+        }
+    }
+
+    fn pins_mut(&mut self, token: Token, pin: Pin) -> &mut u16 {
+        let entry = &mut self.entries[token as usize];
+        match pin {
+            Pin::Load => &mut entry.load_pins,
+            Pin::Job => &mut entry.job_pins,
+        }
+    }
+
+    /// The entries of all keys of a batch, each marked as named by this call.
+    ///
+    /// # Errors
+    /// [`IndexError::Unknown`] and [`IndexError::Duplicate`].
+    pub fn find_all(&mut self, keys: &KeyBatch) -> Result<Vec<Token>, IndexError> {
+        self.begin_call();
+        keys.iter()
+            .map(|key| {
+                let token = self
+                    .find(key)
+                    .ok_or_else(|| IndexError::Unknown(key.into()))?;
+                if self.mark(token) {
+                    Ok(token)
+                } else {
+                    Err(IndexError::Duplicate(key.into()))
+                }
+            })
+            .collect()
+    }
+
+    /// Makes an entry without a slot for an absent key, marked; or says which entry has the key.
+    fn insert_absent(&mut self, key: &[u8], writer: Writer) -> Result<Token, Token> {
+        debug_assert_eq!(key.len(), self.key_bytes);
+        let (hasher, keys, key_bytes) = (&self.hasher, &self.keys, self.key_bytes);
+        let place = self.table.entry(
+            hash(hasher, key),
+            |&token| key_at(keys, key_bytes, token) == key,
+            |&token| hash(hasher, key_at(keys, key_bytes, token)),
+        );
+        let vacant = match place {
+            Place::Occupied(occupied) => return Err(*occupied.get()),
+            Place::Vacant(vacant) => vacant,
+        };
+        let entry = Entry {
+            slot: NIL,
+            call: self.call,
+            load_pins: 0,
+            job_pins: 0,
+            state: State::Writing(writer),
+        };
+        let token = if let Some(token) = self.free_tokens.pop() {
+            vacant.insert(token);
+            self.entries[token as usize] = entry;
+            let start = token as usize * key_bytes;
+            self.keys[start..start + key_bytes].copy_from_slice(key);
+            token
+        } else {
+            let token = self.entries.len() as Token;
+            vacant.insert(token);
+            self.entries.push(entry);
+            self.keys.extend_from_slice(key);
+            self.policy.grow(self.entries.len());
+            token
+        };
+        self.writing += 1;
+        Ok(token)
+    }
+
+    /// Takes entries back that `reserve` made and gave no slot.
+    fn forget(&mut self, tokens: &[Token]) {
+        for &token in tokens {
+            self.abort(token);
+        }
+    }
+
+    /// Frees an entry that no list holds, and its slot if it still has one.
+    fn drop_entry(&mut self, token: Token) {
+        let hash = hash(&self.hasher, self.key(token));
+        if let Ok(place) = self.table.find_entry(hash, |&other| other == token) {
+            place.remove();
+        }
+        let slot = std::mem::replace(&mut self.entries[token as usize].slot, NIL);
+        if slot != NIL {
+            self.free_slots.push(slot);
+        }
+        self.free_tokens.push(token);
+    }
+
+    /// Walks every invariant of the module's list.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        self.policy.validate()?;
+        let mut taken = vec![false; self.next_slot as usize];
+        let mut take = |slot: Slot, by: &str| match taken.get_mut(slot as usize) {
+            Some(flag) if !*flag => {
+                *flag = true;
+                Ok(())
+            }
+            _ => Err(format!(
+                "slot {slot} ({by}) is taken twice or was never given out"
+            )),
+        };
+        let (mut writing, mut pinned, mut evictable) = (0, 0, 0);
+        for &token in &self.table {
+            let entry = &self.entries[token as usize];
+            if self.find(self.key(token)) != Some(token) {
+                return Err(format!("token {token} is not found by its key"));
+            }
+            take(entry.slot, "entry")?;
+            let is_evictable = entry.state == State::Ready && !entry.pinned();
+            writing += usize::from(entry.state != State::Ready);
+            pinned += usize::from(entry.pinned());
+            evictable += usize::from(is_evictable);
+            if entry.state != State::Ready && entry.pinned() {
+                return Err(format!("token {token} is pinned while being written"));
+            }
+            if self.policy.holds(token) != is_evictable {
+                return Err(format!(
+                    "token {token} is on the wrong side of the policy's lists"
+                ));
+            }
+        }
+        for &slot in &self.free_slots {
+            take(slot, "free")?;
+        }
+        let loose = taken.iter().filter(|&&flag| !flag).count();
+        if loose != self.detached {
+            return Err(format!(
+                "{loose} slots belong to nobody, {} are detached",
+                self.detached
+            ));
+        }
+        let counted = (writing, pinned, evictable);
+        let kept = (self.writing, self.pinned, self.policy.evictable());
+        if counted != kept {
+            return Err(format!(
+                "(writing, pinned, evictable) are {counted:?}, kept {kept:?}"
+            ));
+        }
+        if self.table.len() + self.free_tokens.len() != self.entries.len() {
+            return Err("a token is neither used nor free".into());
+        }
+        Ok(())
+    }
+}
+
+/// Not a persisted hash: seeds and algorithm may change with the library.
+fn hash(hasher: &FixedState, key: &[u8]) -> u64 {
+    let mut state = hasher.build_hasher();
+    state.write(key);
+    state.finish()
+}
+
+fn key_at(keys: &[u8], key_bytes: usize, token: Token) -> &[u8] {
+    let start = token as usize * key_bytes;
+    &keys[start..start + key_bytes]
+}

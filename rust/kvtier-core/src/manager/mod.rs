@@ -1,0 +1,703 @@
+//! What moves when: the verbs an engine calls, between one primary tier and several others.
+//!
+//! ```text
+//! lookup          index: HIT / HIT_PENDING / MISS; a miss asks the tiers in order, the first
+//!                 that has the key gets a slot reserved and a promotion queued
+//! prepare_load    pin, give slots            complete_load    unpin
+//! prepare_store   drop known keys, evict, reserve slots       complete_store   ready, cascade
+//! end_step        results of jobs, deadlines, then ONE load job per (tier, request)
+//! ```
+//!
+//! # Promises
+//! - One mutex, held for index work only: never across I/O, a copy, or a call into a tier.
+//! - A slot that a job may still touch is never given out: it is pinned (stores), in state
+//!   writing (loads), or detached (loads that are late) until the job's result was taken.
+//! - A job that is past its deadline becomes a miss at once; its slot follows when it lets go.
+//! - Every pin a job holds comes back with its result, and every job has a result.
+//!
+//! # Recency
+//! Chunks of one request are ordered leaf-first: of one call the head is the most recently used,
+//! and [`Manager::request_finished`] orders all that the request loaded and stored in the same
+//! way, since a prefix without its head is worthless. A request that finishes with transfers
+//! still open is finished by its last `complete_load` or `complete_store`.
+
+mod figures;
+mod step;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+pub use figures::{Event, EventKind, PrimaryFigures, Snapshot, TierFigures};
+
+use crate::index::{Index, IndexError, Pin, PolicyKind, Slot, State, Token, Writer};
+use crate::key::{KeyBatch, KeyError};
+use crate::region::Region;
+use crate::tier::{Chunks, JobId, Presence, Results, SecondaryTier, TierConfig, TierError};
+use figures::Events;
+
+/// A number that the engine gives a request.
+pub type RequestId = u64;
+
+/// What a look-up answers for a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Lookup {
+    /// In no tier: compute it.
+    Miss = 0,
+    /// In the primary tier: `prepare_load` will give its slot.
+    Hit = 1,
+    /// On its way into the primary tier: look again in a later step.
+    HitPending = 2,
+    /// A tier does not know yet: look again in a later step.
+    Retry = 3,
+}
+
+/// A call of the manager that was refused; nothing was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManagerError {
+    /// A key that is not in the state that the call needs.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+    /// A tier that could not be opened.
+    #[error("tier {name:?}: {source}")]
+    Tier {
+        /// Its name.
+        name: String,
+        /// What it said.
+        source: TierError,
+    },
+    /// Used after `shutdown`.
+    #[error("this manager was shut down")]
+    Closed,
+}
+
+impl From<KeyError> for ManagerError {
+    fn from(error: KeyError) -> Self {
+        Self::Index(error.into())
+    }
+}
+
+/// What `prepare_store` reserved.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct PreparedStore {
+    /// Positions, in the batch, of the keys to write, ascending.
+    pub indices: Vec<u32>,
+    /// The slot of each.
+    pub slots: Vec<Slot>,
+    /// Keys that left the primary tier for it.
+    pub evicted: Vec<Box<[u8]>>,
+}
+
+/// A secondary tier and its limits.
+pub struct TierSlot {
+    /// Its name in figures and events.
+    pub name: String,
+    /// The tier.
+    pub tier: Box<dyn SecondaryTier>,
+    /// After which a load counts as a miss.
+    pub load_deadline: Duration,
+    /// After which a store is given up.
+    pub store_deadline: Duration,
+    /// Bytes of stores under way above which new ones are shed.
+    pub max_queued_bytes: u64,
+}
+
+/// What a job does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Load,
+    Store,
+}
+
+/// A job that a tier works on.
+struct Running {
+    tier: usize,
+    direction: Direction,
+    chunks: Arc<Chunks>,
+    deadline: Instant,
+    cancelled: Arc<AtomicBool>,
+    overdue: bool,
+}
+
+/// A promotion that the next `end_step` submits.
+struct Promotion {
+    tier: usize,
+    request: RequestId,
+    token: Token,
+}
+
+/// What a live request did, for when it ends.
+struct Request {
+    /// Keys that it loaded or stored, in order.
+    used: KeyBatch,
+    /// Pins of `prepare_load` that it has not given back.
+    open_loads: usize,
+    /// Keys of `prepare_store` that it has not completed.
+    open_stores: usize,
+    finished: bool,
+}
+
+struct Inner {
+    index: Index,
+    requests: HashMap<RequestId, Request>,
+    promotions: Vec<Promotion>,
+    jobs: HashMap<JobId, Running>,
+    next_job: JobId,
+    /// No job that is not overdue ends earlier.
+    next_deadline: Option<Instant>,
+    events: Events,
+    primary: PrimaryFigures,
+    tiers: Vec<TierFigures>,
+    closed: bool,
+}
+
+impl Inner {
+    fn open(&mut self) -> Result<&mut Self, ManagerError> {
+        if self.closed {
+            return Err(ManagerError::Closed);
+        }
+        Ok(self)
+    }
+
+    /// The state of a request, made at its first transfer.
+    fn request(&mut self, id: RequestId) -> &mut Request {
+        let key_bytes = self.index.key_bytes();
+        self.requests.entry(id).or_insert_with(|| Request {
+            used: KeyBatch::with_capacity(0, key_bytes),
+            open_loads: 0,
+            open_stores: 0,
+            finished: false,
+        })
+    }
+
+    /// Ends a request that is finished and has nothing open: orders what it used.
+    fn end_if_done(&mut self, id: RequestId) {
+        if let Entry::Occupied(request) = self.requests.entry(id) {
+            let state = request.get();
+            if state.finished && state.open_loads == 0 && state.open_stores == 0 {
+                touch(&mut self.index, &request.remove().used);
+            }
+        }
+    }
+}
+
+impl Request {
+    fn remember<'k>(&mut self, keys: impl Iterator<Item = &'k [u8]>) {
+        for key in keys {
+            // Every key of an index has its length.
+            let _ = self.used.push(key);
+        }
+    }
+}
+
+/// The orchestrator; see the module. Shared by reference between threads.
+pub struct Manager {
+    region: Arc<Region>,
+    tiers: Vec<TierSlot>,
+    results: Arc<Results>,
+    inner: Mutex<Inner>,
+}
+
+impl Manager {
+    /// A manager over the slots of `region`, with tiers behind it, fastest first.
+    ///
+    /// # Errors
+    /// [`IndexError`] for an impossible key length.
+    pub fn new(
+        region: Arc<Region>,
+        key_bytes: usize,
+        policy: PolicyKind,
+        tiers: Vec<TierSlot>,
+        events: bool,
+    ) -> Result<Self, ManagerError> {
+        let index = Index::new(region.slots(), key_bytes, policy)?;
+        Ok(Self {
+            inner: Mutex::new(Inner {
+                index,
+                requests: HashMap::new(),
+                promotions: Vec::new(),
+                jobs: HashMap::new(),
+                next_job: 0,
+                next_deadline: None,
+                events: Events::new(events),
+                primary: PrimaryFigures::default(),
+                tiers: vec![TierFigures::default(); tiers.len()],
+                closed: false,
+            }),
+            region,
+            tiers,
+            results: Arc::default(),
+        })
+    }
+
+    /// Opens the tiers of `configs`, then makes the manager.
+    ///
+    /// # Errors
+    /// The first tier that could not be opened; those opened before it are closed again.
+    pub fn open(
+        region: Arc<Region>,
+        key_bytes: usize,
+        policy: PolicyKind,
+        configs: &[TierConfig],
+        namespace: &str,
+        events: bool,
+    ) -> Result<Self, ManagerError> {
+        crate::key::check_key_bytes(key_bytes)?;
+        let mut tiers = Vec::with_capacity(configs.len());
+        for config in configs {
+            match config.open(region.slot_bytes(), key_bytes, namespace) {
+                Ok(tier) => tiers.push(TierSlot {
+                    name: config.name.clone(),
+                    tier,
+                    load_deadline: config.load_deadline,
+                    store_deadline: config.store_deadline,
+                    max_queued_bytes: config.max_queued_bytes.unwrap_or(region.bytes() as u64 / 2),
+                }),
+                Err(source) => {
+                    for slot in &tiers {
+                        slot.tier.shutdown();
+                    }
+                    let name = config.name.clone();
+                    return Err(ManagerError::Tier { name, source });
+                }
+            }
+        }
+        Self::new(region, key_bytes, policy, tiers, events)
+    }
+
+    /// The primary region.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Bytes a key.
+    pub fn key_bytes(&self) -> usize {
+        self.inner.lock().index.key_bytes()
+    }
+
+    /// Says where every key is, and starts promotions. With `prefix`, stops before the first
+    /// [`Lookup::Miss`] and promotes nothing behind it; the answer may be shorter than the batch.
+    ///
+    /// # Errors
+    /// [`ManagerError::Closed`].
+    pub fn lookup(
+        &self,
+        request: RequestId,
+        keys: &KeyBatch,
+        prefix: bool,
+    ) -> Result<Vec<Lookup>, ManagerError> {
+        let mut answers = Vec::with_capacity(keys.len());
+        let mut absent = Vec::new();
+        {
+            let mut inner = self.inner.lock();
+            let inner = inner.open()?;
+            for (position, key) in keys.iter().enumerate() {
+                answers.push(match inner.index.find(key) {
+                    Some(token) if inner.index.state(token) == State::Ready => Lookup::Hit,
+                    Some(_) => Lookup::HitPending,
+                    None => {
+                        absent.push(position as u32);
+                        Lookup::Miss
+                    }
+                });
+            }
+            if absent.is_empty() || self.tiers.is_empty() {
+                finish_lookup(&mut inner.primary, &mut answers, prefix);
+                return Ok(answers);
+            }
+        }
+        let homes = self.ask_tiers(keys, &absent);
+        let mut inner = self.inner.lock();
+        let inner = inner.open()?;
+        promote(inner, request, keys, &absent, &homes, prefix, &mut answers);
+        finish_lookup(&mut inner.primary, &mut answers, prefix);
+        Ok(answers)
+    }
+
+    /// For each of `keys[absent[i]]`: the first tier that has it, or what is known of it.
+    fn ask_tiers(&self, keys: &KeyBatch, absent: &[u32]) -> Vec<Home> {
+        let mut homes = vec![Home::Nowhere; absent.len()];
+        let mut open: Vec<u32> = (0..absent.len() as u32).collect();
+        let (mut wanted, mut presence) = (Vec::new(), Vec::new());
+        for (number, slot) in self.tiers.iter().enumerate() {
+            wanted.clear();
+            wanted.extend(open.iter().map(|&at| absent[at as usize]));
+            presence.clear();
+            presence.resize(wanted.len(), Presence::Miss);
+            slot.tier.lookup(keys, &wanted, &mut presence);
+            let mut answers = presence.iter();
+            open.retain(|&at| {
+                let home = &mut homes[at as usize];
+                match answers.next() {
+                    Some(Presence::Hit) => *home = Home::Tier(number),
+                    Some(Presence::Retry) => *home = Home::Unknown,
+                    Some(Presence::Miss) | None => {}
+                }
+                !matches!(home, Home::Tier(_))
+            });
+            if open.is_empty() {
+                break;
+            }
+        }
+        homes
+    }
+
+    /// Pins every key and gives its slot, in order; all or none.
+    ///
+    /// # Errors
+    /// [`IndexError`] naming the key that is absent, not ready, or given twice.
+    pub fn prepare_load(
+        &self,
+        request: RequestId,
+        keys: &KeyBatch,
+    ) -> Result<Vec<Slot>, ManagerError> {
+        let mut inner = self.inner.lock();
+        let inner = inner.open()?;
+        let tokens = inner.index.find_all(keys)?;
+        for (pinned, &token) in tokens.iter().enumerate() {
+            if let Err(error) = inner.index.pin(token, Pin::Load) {
+                for &token in &tokens[..pinned] {
+                    // Pinned just above, under this lock.
+                    let _ = inner.index.unpin(token, Pin::Load);
+                }
+                return Err(error.into());
+            }
+        }
+        if !tokens.is_empty() {
+            let state = inner.request(request);
+            state.remember(keys.iter());
+            state.open_loads += tokens.len();
+        }
+        Ok(tokens
+            .iter()
+            .map(|&token| inner.index.slot(token))
+            .collect())
+    }
+
+    /// Gives the pins of `prepare_load` back; all or none.
+    ///
+    /// # Errors
+    /// [`IndexError`] naming the key that has no pin of this request to give back.
+    pub fn complete_load(&self, request: RequestId, keys: &KeyBatch) -> Result<(), ManagerError> {
+        let mut inner = self.inner.lock();
+        let inner = inner.open()?;
+        let tokens = inner.index.find_all(keys)?;
+        let open = inner
+            .requests
+            .get(&request)
+            .map_or(0, |request| request.open_loads);
+        for (position, &token) in tokens.iter().enumerate() {
+            if position >= open || inner.index.pins(token, Pin::Load) == 0 {
+                return Err(IndexError::NotPinned(inner.index.key(token).into()).into());
+            }
+        }
+        for &token in tokens.iter().rev() {
+            inner.index.unpin(token, Pin::Load)?;
+        }
+        inner.primary.loaded_chunks += tokens.len() as u64;
+        if !tokens.is_empty() {
+            inner.request(request).open_loads -= tokens.len();
+            inner.end_if_done(request);
+        }
+        Ok(())
+    }
+
+    /// Drops known keys, evicts what is needed and reserves a slot for every other key. `None`,
+    /// and nothing changed, when the room cannot be made now. Keys of the call are not evicted.
+    ///
+    /// # Errors
+    /// [`IndexError::Duplicate`].
+    pub fn prepare_store(
+        &self,
+        request: RequestId,
+        keys: &KeyBatch,
+    ) -> Result<Option<PreparedStore>, ManagerError> {
+        let mut inner = self.inner.lock();
+        let inner = inner.open()?;
+        // Pins that came back may make the room.
+        self.apply_results(inner);
+        inner.index.begin_call();
+        let numbered = keys
+            .iter()
+            .enumerate()
+            .map(|(position, key)| (position as u32, key));
+        let Some(reserved) = inner.index.reserve(numbered, Writer::Store)? else {
+            inner.primary.stores_refused += 1;
+            return Ok(None);
+        };
+        inner.primary.evictions += reserved.evicted.len() as u64;
+        inner.events.push(
+            EventKind::Removed,
+            None,
+            reserved.evicted.iter().map(AsRef::as_ref),
+        );
+        if !reserved.indices.is_empty() {
+            let state = inner.request(request);
+            state.remember(reserved.indices.iter().map(|&at| keys.get(at as usize)));
+            state.open_stores += reserved.indices.len();
+        }
+        Ok(Some(PreparedStore {
+            indices: reserved.indices,
+            slots: reserved.slots,
+            evicted: reserved.evicted,
+        }))
+    }
+
+    /// Makes prepared keys ready and cascades them to every tier; with `ok` false, drops them.
+    ///
+    /// # Errors
+    /// [`IndexError`] naming the key that this request is not storing, or that was given twice.
+    pub fn complete_store(
+        &self,
+        request: RequestId,
+        keys: &KeyBatch,
+        ok: bool,
+    ) -> Result<(), ManagerError> {
+        let jobs = {
+            let mut inner = self.inner.lock();
+            let inner = inner.open()?;
+            let tokens = inner.index.find_all(keys)?;
+            let open = inner
+                .requests
+                .get(&request)
+                .map_or(0, |request| request.open_stores);
+            for (position, &token) in tokens.iter().enumerate() {
+                let storing = inner.index.state(token) == State::Writing(Writer::Store);
+                if position >= open || !storing {
+                    return Err(IndexError::NotPrepared(inner.index.key(token).into()).into());
+                }
+            }
+            if tokens.is_empty() {
+                return Ok(());
+            }
+            inner.request(request).open_stores -= tokens.len();
+            for &token in tokens.iter().rev() {
+                if ok {
+                    inner.index.commit(token);
+                } else {
+                    inner.index.abort(token);
+                }
+            }
+            let jobs = if ok {
+                inner.primary.stored_chunks += tokens.len() as u64;
+                inner.events.push(EventKind::Stored, None, keys.iter());
+                self.cascade(inner, keys, tokens)
+            } else {
+                Vec::new()
+            };
+            inner.end_if_done(request);
+            jobs
+        };
+        self.submit(jobs);
+        Ok(())
+    }
+
+    /// Marks keys as used, here and in the tiers, the first one most recently. Keys that are
+    /// nowhere are passed over.
+    ///
+    /// # Errors
+    /// [`ManagerError::Closed`].
+    pub fn touch(&self, request: RequestId, keys: &KeyBatch) -> Result<(), ManagerError> {
+        {
+            let mut inner = self.inner.lock();
+            let inner = inner.open()?;
+            touch(&mut inner.index, keys);
+            if let Some(state) = inner.requests.get_mut(&request)
+                && state.used.len() < keys.len()
+            {
+                // A request's prefix grows: the longer one takes the shorter one in.
+                state.used.clone_from(keys);
+            }
+        }
+        self.tiers.iter().for_each(|slot| slot.tier.touch(keys));
+        Ok(())
+    }
+
+    /// Ends a request: what it used is ordered leaf-first. A request that is not known is fine.
+    ///
+    /// # Errors
+    /// [`ManagerError::Closed`].
+    pub fn request_finished(&self, request: RequestId) -> Result<(), ManagerError> {
+        let mut inner = self.inner.lock();
+        let inner = inner.open()?;
+        if let Some(state) = inner.requests.get_mut(&request) {
+            state.finished = true;
+            inner.end_if_done(request);
+        }
+        Ok(())
+    }
+
+    /// What was stored and removed since the last call.
+    ///
+    /// # Errors
+    /// [`ManagerError::Closed`].
+    pub fn take_events(&self) -> Result<Vec<Event>, ManagerError> {
+        let mut inner = self.inner.lock();
+        Ok(inner.open()?.events.take())
+    }
+
+    /// The name of a tier in events: `None` is the primary one.
+    pub fn tier_name(&self, tier: Option<usize>) -> &str {
+        tier.map_or("primary", |number| &self.tiers[number].name)
+    }
+
+    /// All figures at one moment.
+    pub fn stats(&self) -> Snapshot {
+        let (mut primary, mut tiers, occupancy, requests) = {
+            let inner = self.inner.lock();
+            let requests = inner.requests.len();
+            (
+                inner.primary,
+                inner.tiers.clone(),
+                inner.index.occupancy(),
+                requests,
+            )
+        };
+        primary.slots = u64::from(self.region.slots());
+        primary.ready = occupancy.ready as u64;
+        primary.writing = occupancy.writing as u64;
+        primary.pinned = occupancy.pinned as u64;
+        primary.detached = occupancy.detached as u64;
+        primary.requests = requests as u64;
+        for (figures, slot) in tiers.iter_mut().zip(&self.tiers) {
+            figures.usage = slot.tier.usage();
+        }
+        Snapshot {
+            primary,
+            tiers: self
+                .tiers
+                .iter()
+                .zip(tiers)
+                .map(|(slot, figures)| (slot.name.clone(), slot.tier.medium(), figures))
+                .collect(),
+        }
+    }
+
+    /// Walks every invariant.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn validate(&self) -> Result<(), String> {
+        let inner = self.inner.lock();
+        inner.index.validate()?;
+        let promoting: usize = inner
+            .jobs
+            .values()
+            .filter(|job| job.direction == Direction::Load && job.overdue)
+            .map(|job| job.chunks.len())
+            .sum();
+        let detached = inner.index.occupancy().detached;
+        if promoting != detached {
+            return Err(format!(
+                "{detached} slots detached, late jobs hold {promoting}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Where a key that the primary tier lacks was found.
+#[derive(Debug, Clone, Copy)]
+enum Home {
+    Nowhere,
+    Unknown,
+    Tier(usize),
+}
+
+/// Reserves slots for keys that a tier has, in order, and queues their promotions.
+fn promote(
+    inner: &mut Inner,
+    request: RequestId,
+    keys: &KeyBatch,
+    absent: &[u32],
+    homes: &[Home],
+    prefix: bool,
+    answers: &mut [Lookup],
+) {
+    inner.index.begin_call();
+    // What this call found must not be evicted for what it promotes.
+    for key in keys {
+        if let Some(token) = inner.index.find(key) {
+            inner.index.mark(token);
+        }
+    }
+    for (&position, &home) in absent.iter().zip(homes) {
+        let key = keys.get(position as usize);
+        let answer = &mut answers[position as usize];
+        *answer = match (inner.index.find(key), home) {
+            // Came while the tiers were asked, or twice in this call.
+            (Some(token), _) if inner.index.state(token) == State::Ready => Lookup::Hit,
+            (Some(_), _) => Lookup::HitPending,
+            (None, Home::Nowhere) => Lookup::Miss,
+            (None, Home::Unknown) => Lookup::Retry,
+            (None, Home::Tier(tier)) => {
+                let one = std::iter::once((position, key));
+                match inner.index.reserve(one, Writer::Promotion) {
+                    Ok(Some(reserved)) => {
+                        let token = reserved.tokens[0];
+                        inner.primary.evictions += reserved.evicted.len() as u64;
+                        let evicted = reserved.evicted.iter().map(AsRef::as_ref);
+                        inner.events.push(EventKind::Removed, None, evicted);
+                        inner.tiers[tier].hits += 1;
+                        inner.promotions.push(Promotion {
+                            tier,
+                            request,
+                            token,
+                        });
+                        Lookup::HitPending
+                    }
+                    // No room that is not pinned or wanted by this very call.
+                    Ok(None) | Err(_) => Lookup::Miss,
+                }
+            }
+        };
+        if prefix && *answer == Lookup::Miss {
+            break;
+        }
+    }
+}
+
+/// Cuts a prefix answer and counts what is left.
+fn finish_lookup(figures: &mut PrimaryFigures, answers: &mut Vec<Lookup>, prefix: bool) {
+    let asked = answers.len();
+    if prefix {
+        let end = answers.iter().position(|&answer| answer == Lookup::Miss);
+        answers.truncate(end.unwrap_or(asked));
+    }
+    let hits = answers
+        .iter()
+        .filter(|&&answer| answer == Lookup::Hit)
+        .count();
+    let pending = answers
+        .iter()
+        .filter(|&&answer| answer == Lookup::HitPending)
+        .count();
+    figures.hits += hits as u64;
+    figures.hits_pending += pending as u64;
+    figures.misses += (asked - hits - pending) as u64;
+}
+
+/// Marks the keys that are here as used, the first one last.
+fn touch(index: &mut Index, keys: &KeyBatch) {
+    for key in keys.iter().rev() {
+        if let Some(token) = index.find(key) {
+            index.touch(token);
+        }
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

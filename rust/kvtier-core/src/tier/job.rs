@@ -1,0 +1,373 @@
+//! Jobs: what a tier is handed, and how it reports back.
+//!
+//! A job is shared by the workers that move its chunks, one `Arc` each. Per chunk there is one
+//! outcome, written once; when the last owner lets go, the outcomes become a [`JobResult`].
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::TierError;
+use crate::checksum::Checksum;
+use crate::index::{Slot, Token};
+use crate::key::KeyBatch;
+use crate::region::Region;
+
+/// Numbers jobs, ascending.
+pub type JobId = u64;
+
+/// Why a chunk was not moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Failure {
+    /// Nobody reported: dropped, cancelled, or the worker died.
+    Lost = 0,
+    /// Reading or writing failed.
+    Io = 1,
+    /// Its bytes are not those that were stored.
+    Corrupt = 2,
+    /// The tier has it no more.
+    Missing = 3,
+    /// The tier had no room.
+    Full = 4,
+}
+
+impl Failure {
+    /// All causes, in the order of their numbers.
+    pub const ALL: [Self; 5] = [
+        Self::Lost,
+        Self::Io,
+        Self::Corrupt,
+        Self::Missing,
+        Self::Full,
+    ];
+}
+
+impl From<&TierError> for Failure {
+    fn from(error: &TierError) -> Self {
+        match error {
+            TierError::Corrupt { .. } => Self::Corrupt,
+            TierError::Missing(_) => Self::Missing,
+            TierError::Busy(_) => Self::Full,
+            TierError::Io { source, .. }
+                if source.kind() == std::io::ErrorKind::StorageFull
+                    || source.kind() == std::io::ErrorKind::QuotaExceeded =>
+            {
+                Self::Full
+            }
+            _ => Self::Io,
+        }
+    }
+}
+
+/// What became of one chunk.
+pub type Outcome = Result<(), Failure>;
+
+const DONE: u8 = u8::MAX;
+
+/// The chunks of one batch: shared by the jobs of one cascade.
+#[derive(Debug)]
+pub struct Chunks {
+    /// Their keys.
+    pub keys: KeyBatch,
+    /// Their entries in the primary index.
+    pub tokens: Vec<Token>,
+    /// Their slots in the region.
+    pub slots: Vec<Slot>,
+    checksums: Box<[OnceLock<Checksum>]>,
+}
+
+impl Chunks {
+    /// Chunks `keys[i]` at `slots[i]`, named `tokens[i]` in the primary index.
+    pub fn new(keys: KeyBatch, tokens: Vec<Token>, slots: Vec<Slot>) -> Self {
+        debug_assert!(keys.len() == slots.len() && keys.len() == tokens.len());
+        let checksums = (0..slots.len()).map(|_| OnceLock::new()).collect();
+        Self {
+            keys,
+            tokens,
+            slots,
+            checksums,
+        }
+    }
+
+    /// Number of chunks.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+}
+
+/// The end of a job.
+#[derive(Debug)]
+pub struct JobResult {
+    /// Which job.
+    pub job: JobId,
+    /// What became of each chunk, in the job's order.
+    pub outcomes: Vec<Outcome>,
+    /// Keys that the tier evicted for it.
+    pub evicted: Vec<Box<[u8]>>,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Worker time it took, summed over its chunks.
+    pub busy: Duration,
+}
+
+/// Where results go, and where the manager fetches them.
+#[derive(Debug, Default)]
+pub struct Results {
+    queue: Mutex<VecDeque<JobResult>>,
+    arrived: Condvar,
+    waiting: AtomicBool,
+}
+
+impl Results {
+    fn push(&self, result: JobResult) {
+        let mut queue = self.queue.lock();
+        queue.push_back(result);
+        // Under the lock: who was woken by `wait_until` must find the flag set.
+        self.waiting.store(true, Ordering::Release);
+        drop(queue);
+        self.arrived.notify_all();
+    }
+
+    /// Takes all results that have arrived. Costs one atomic load when there is none.
+    pub fn take(&self) -> VecDeque<JobResult> {
+        if !self.waiting.swap(false, Ordering::Acquire) {
+            return VecDeque::new();
+        }
+        std::mem::take(&mut *self.queue.lock())
+    }
+
+    /// Waits until a result is there, or `deadline`; false when none came.
+    pub fn wait_until(&self, deadline: Instant) -> bool {
+        let mut queue = self.queue.lock();
+        while queue.is_empty() {
+            if self.arrived.wait_until(&mut queue, deadline).timed_out() {
+                return !queue.is_empty();
+            }
+        }
+        true
+    }
+}
+
+/// What both kinds of job share.
+struct Job {
+    id: JobId,
+    chunks: Arc<Chunks>,
+    region: Arc<Region>,
+    results: Arc<Results>,
+    /// Set when nobody waits for the job any more: workers skip what is left of it.
+    cancelled: Arc<AtomicBool>,
+    outcomes: Box<[AtomicU8]>,
+    tally: Mutex<Tally>,
+}
+
+#[derive(Default)]
+struct Tally {
+    busy: Duration,
+    evicted: Vec<Box<[u8]>>,
+}
+
+impl Job {
+    fn new(
+        id: JobId,
+        chunks: Arc<Chunks>,
+        region: Arc<Region>,
+        results: Arc<Results>,
+        cancelled: Arc<AtomicBool>,
+    ) -> Self {
+        let outcomes = (0..chunks.len())
+            .map(|_| AtomicU8::new(Failure::Lost as u8))
+            .collect();
+        Self {
+            id,
+            chunks,
+            region,
+            results,
+            cancelled,
+            outcomes,
+            tally: Mutex::default(),
+        }
+    }
+
+    fn report(&self, index: usize, outcome: Outcome, busy: Duration) {
+        let code = match outcome {
+            Ok(()) => DONE,
+            Err(failure) => failure as u8,
+        };
+        self.outcomes[index].store(code, Ordering::Release);
+        self.tally.lock().busy += busy;
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let outcomes: Vec<Outcome> = self
+            .outcomes
+            .iter()
+            .map(|code| match code.load(Ordering::Acquire) {
+                DONE => Ok(()),
+                code => Err(Failure::ALL[code as usize]),
+            })
+            .collect();
+        let moved = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+        let tally = std::mem::take(self.tally.get_mut());
+        self.results.push(JobResult {
+            job: self.id,
+            bytes: (moved * self.region.slot_bytes()) as u64,
+            outcomes,
+            evicted: tally.evicted,
+            busy: tally.busy,
+        });
+    }
+}
+
+/// Chunks to take from the primary tier. Its slots are pinned until the last clone is gone.
+#[derive(Clone)]
+pub struct StoreJob(Arc<Job>);
+
+/// Chunks to bring into the primary tier. Its slots belong to it until the last clone is gone.
+#[derive(Clone)]
+pub struct LoadJob(Arc<Job>);
+
+impl StoreJob {
+    /// A job over pinned slots of `region`.
+    ///
+    /// # Safety
+    /// Until the job's result was taken from `results`, nobody writes the slots of `chunks`.
+    pub unsafe fn new(
+        id: JobId,
+        chunks: Arc<Chunks>,
+        region: Arc<Region>,
+        results: Arc<Results>,
+        cancelled: Arc<AtomicBool>,
+    ) -> Self {
+        Self(Arc::new(Job::new(id, chunks, region, results, cancelled)))
+    }
+
+    /// Number of chunks.
+    pub fn len(&self) -> usize {
+        self.0.chunks.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.chunks.is_empty()
+    }
+
+    /// Whether nobody waits for it any more.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// The key of a chunk.
+    pub fn key(&self, index: usize) -> &[u8] {
+        self.0.chunks.keys.get(index)
+    }
+
+    /// The bytes of a chunk.
+    pub fn bytes(&self, index: usize) -> &[u8] {
+        // SAFETY: whoever made the job keeps the slots pinned until its result was taken, and
+        // the result is only sent when the last owner of the job, so every borrow of it, is gone.
+        unsafe { self.0.region.slot(self.0.chunks.slots[index]) }
+    }
+
+    /// The checksum of a chunk: computed by the first of all tiers that needs it.
+    pub fn checksum(&self, index: usize) -> Checksum {
+        *self.0.chunks.checksums[index].get_or_init(|| Checksum::of(self.bytes(index)))
+    }
+
+    /// Reports a chunk, how long its work took, and what the tier evicted for it.
+    pub fn report(&self, index: usize, outcome: Outcome, busy: Duration, evicted: Vec<Box<[u8]>>) {
+        self.0.report(index, outcome, busy);
+        if !evicted.is_empty() {
+            self.0.tally.lock().evicted.extend(evicted);
+        }
+    }
+}
+
+impl LoadJob {
+    /// A job over slots of `region` that are being written by it.
+    ///
+    /// # Safety
+    /// Until the job's result was taken from `results`, nobody but the job touches the slots of
+    /// `chunks`, and no slot occurs twice.
+    pub unsafe fn new(
+        id: JobId,
+        chunks: Arc<Chunks>,
+        region: Arc<Region>,
+        results: Arc<Results>,
+        cancelled: Arc<AtomicBool>,
+    ) -> Self {
+        Self(Arc::new(Job::new(id, chunks, region, results, cancelled)))
+    }
+
+    /// Number of chunks.
+    pub fn len(&self) -> usize {
+        self.0.chunks.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.chunks.is_empty()
+    }
+
+    /// Whether nobody waits for it any more.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// The key of a chunk.
+    pub fn key(&self, index: usize) -> &[u8] {
+        self.0.chunks.keys.get(index)
+    }
+
+    /// The place of a chunk.
+    ///
+    /// # Safety
+    /// One worker at a time asks for the place of a chunk, and lets go of it before it delivers.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "one worker a chunk, by the contract above"
+    )]
+    pub unsafe fn place(&self, index: usize) -> &mut [u8] {
+        // SAFETY: the slot is the job's alone by `LoadJob::new`, and the chunk this worker's by
+        // the contract above.
+        unsafe { self.0.region.slot_mut(self.0.chunks.slots[index]) }
+    }
+
+    /// Reports that the bytes of a chunk are in place, and the checksum they were stored with.
+    /// The chunk counts as loaded only if its bytes have this checksum.
+    ///
+    /// # Errors
+    /// [`TierError::Corrupt`] if they have not.
+    pub fn deliver(&self, index: usize, stored: Checksum, busy: Duration) -> Result<(), TierError> {
+        let start = Instant::now();
+        // SAFETY: the worker let go of the place before it delivers, and the job owns the slot.
+        let bytes = unsafe { self.0.region.slot(self.0.chunks.slots[index]) };
+        let good = Checksum::of(bytes) == stored;
+        let outcome = if good { Ok(()) } else { Err(Failure::Corrupt) };
+        self.0.report(index, outcome, busy + start.elapsed());
+        if good {
+            Ok(())
+        } else {
+            Err(TierError::Corrupt {
+                what: "payload",
+                key: self.key(index).into(),
+            })
+        }
+    }
+
+    /// Reports a chunk that did not come.
+    pub fn fail(&self, index: usize, failure: Failure, busy: Duration) {
+        self.0.report(index, Err(failure), busy);
+    }
+}

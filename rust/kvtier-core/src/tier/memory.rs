@@ -1,0 +1,174 @@
+//! The memory tier: chunks in host memory that the GPU does not reach, a second [`Region`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::store::ChunkStore;
+use super::{Medium, Presence, TierError, Usage};
+use crate::checksum::Checksum;
+use crate::index::{Index, Pin, PolicyKind, State, Token, Writer};
+use crate::key::KeyBatch;
+use crate::region::{Region, RegionKind};
+
+/// Chunks in anonymous memory, evicted least recently used.
+pub struct MemoryStore {
+    region: Arc<Region>,
+    index: Mutex<Index>,
+    checksums: Box<[AtomicU64]>,
+    capacity_bytes: u64,
+}
+
+impl MemoryStore {
+    /// A store of at most `capacity_bytes` for chunks of `chunk_bytes` with keys of `key_bytes`.
+    ///
+    /// # Errors
+    /// [`TierError::Capacity`] below one chunk, [`TierError::Region`] without the memory.
+    pub fn new(
+        capacity_bytes: u64,
+        chunk_bytes: usize,
+        key_bytes: usize,
+    ) -> Result<Self, TierError> {
+        let slots = capacity_bytes / chunk_bytes as u64;
+        if slots == 0 {
+            return Err(TierError::Capacity {
+                medium: Medium::Memory.as_str(),
+                given: capacity_bytes,
+                needed: chunk_bytes as u64,
+            });
+        }
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX / 2);
+        Ok(Self {
+            region: Region::new(slots, chunk_bytes, RegionKind::Anonymous)?,
+            index: Mutex::new(Index::new(slots, key_bytes, PolicyKind::Lru)?),
+            checksums: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+            capacity_bytes,
+        })
+    }
+}
+
+impl ChunkStore for MemoryStore {
+    fn medium(&self) -> Medium {
+        Medium::Memory
+    }
+
+    fn lookup(&self, keys: &KeyBatch, wanted: &[u32], presence: &mut [Presence]) {
+        lookup(&self.index.lock(), keys, wanted, presence);
+    }
+
+    fn put(
+        &self,
+        key: &[u8],
+        bytes: &[u8],
+        checksum: impl FnOnce() -> Checksum,
+    ) -> Result<Vec<Box<[u8]>>, TierError> {
+        let Some(reservation) = reserve(&self.index, key)? else {
+            return Ok(Vec::new());
+        };
+        let Reservation {
+            token,
+            slot,
+            evicted,
+        } = reservation;
+        // SAFETY: the slot is in state writing, and this call is its one writer.
+        unsafe { self.region.slot_mut(slot) }.copy_from_slice(bytes);
+        self.checksums[slot as usize].store(checksum().0, Ordering::Release);
+        self.index.lock().commit(token);
+        Ok(evicted)
+    }
+
+    fn get(&self, key: &[u8], place: &mut [u8]) -> Result<Checksum, TierError> {
+        let (token, slot) = pin(&self.index, key)?;
+        // SAFETY: the pin keeps writers away.
+        place.copy_from_slice(unsafe { self.region.slot(slot) });
+        let stored = Checksum(self.checksums[slot as usize].load(Ordering::Acquire));
+        self.index.lock().unpin(token, Pin::Job)?;
+        Ok(stored)
+    }
+
+    fn discard(&self, key: &[u8]) {
+        let mut index = self.index.lock();
+        if let Some(slot) = detach_unpinned(&mut index, key) {
+            index.reclaim(slot);
+        }
+    }
+
+    fn touch(&self, keys: &KeyBatch) {
+        touch(&mut self.index.lock(), keys);
+    }
+
+    fn usage(&self) -> Usage {
+        let chunks = self.index.lock().len() as u64;
+        Usage {
+            capacity_bytes: self.capacity_bytes,
+            used_bytes: chunks * self.region.slot_bytes() as u64,
+            chunks,
+        }
+    }
+
+    fn close(&self) {}
+}
+
+/// A slot reserved for a new key.
+pub(super) struct Reservation {
+    pub(super) token: Token,
+    pub(super) slot: u32,
+    pub(super) evicted: Vec<Box<[u8]>>,
+}
+
+/// Reserves a slot for `key`, or counts it as used and gives `None` when it is here already.
+pub(super) fn reserve(index: &Mutex<Index>, key: &[u8]) -> Result<Option<Reservation>, TierError> {
+    let mut index = index.lock();
+    if let Some(token) = index.find(key) {
+        index.touch(token);
+        return Ok(None);
+    }
+    index.begin_call();
+    let reserved = index
+        .reserve(std::iter::once((0, key)), Writer::Store)?
+        .ok_or_else(|| TierError::Busy(key.into()))?;
+    Ok(Some(Reservation {
+        token: reserved.tokens[0],
+        slot: reserved.slots[0],
+        evicted: reserved.evicted,
+    }))
+}
+
+/// Pins a ready key for reading.
+pub(super) fn pin(index: &Mutex<Index>, key: &[u8]) -> Result<(Token, u32), TierError> {
+    let mut index = index.lock();
+    let token = index
+        .find(key)
+        .filter(|&token| index.state(token) == State::Ready)
+        .ok_or_else(|| TierError::Missing(key.into()))?;
+    index.pin(token, Pin::Job)?;
+    Ok((token, index.slot(token)))
+}
+
+/// Answers a look-up from an index.
+pub(super) fn lookup(index: &Index, keys: &KeyBatch, wanted: &[u32], presence: &mut [Presence]) {
+    for (&position, answer) in wanted.iter().zip(presence) {
+        let ready = index
+            .find(keys.get(position as usize))
+            .is_some_and(|token| index.state(token) == State::Ready);
+        *answer = if ready { Presence::Hit } else { Presence::Miss };
+    }
+}
+
+/// Marks the keys that are here as used, the first one last.
+pub(super) fn touch(index: &mut Index, keys: &KeyBatch) {
+    for key in keys.iter().rev() {
+        if let Some(token) = index.find(key) {
+            index.touch(token);
+        }
+    }
+}
+
+/// Makes a key absent whose slot is about to be cleared, unless somebody still reads it: that
+/// reader finds the same damage and comes here after its pin.
+pub(super) fn detach_unpinned(index: &mut Index, key: &[u8]) -> Option<u32> {
+    let token = index.find(key)?;
+    let idle = index.state(token) == State::Ready && index.pins(token, Pin::Job) == 0;
+    idle.then(|| index.detach(token))
+}

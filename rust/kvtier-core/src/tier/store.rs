@@ -1,0 +1,144 @@
+//! A tier out of a place for chunks: [`ChunkStore`] is the place, [`StoreTier`] the threads.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::workers::Workers;
+use super::{Failure, LoadJob, Medium, Presence, SecondaryTier, StoreJob, TierError, Usage};
+use crate::checksum::Checksum;
+use crate::key::KeyBatch;
+
+/// A bounded place for chunks of one size. Called from several threads at once; `put` and `get`
+/// may block on the medium.
+pub trait ChunkStore: Send + Sync + 'static {
+    /// What it is on.
+    fn medium(&self) -> Medium;
+    /// Says for each of `keys[wanted[i]]` whether it is here. Memory only, no I/O.
+    fn lookup(&self, keys: &KeyBatch, wanted: &[u32], presence: &mut [Presence]);
+    /// Keeps a chunk, evicting as needed; returns the keys that had to go. A key that is here
+    /// already counts as used, and nothing is written.
+    ///
+    /// # Errors
+    /// [`TierError`]; the store then has what it had, less what it evicted.
+    fn put(
+        &self,
+        key: &[u8],
+        bytes: &[u8],
+        checksum: impl FnOnce() -> Checksum,
+    ) -> Result<Vec<Box<[u8]>>, TierError>;
+    /// Brings a chunk to `place` and says with which checksum it was stored. Does not compare:
+    /// [`LoadJob::deliver`] does.
+    ///
+    /// # Errors
+    /// [`TierError`]; `place` then holds any bytes.
+    fn get(&self, key: &[u8], place: &mut [u8]) -> Result<Checksum, TierError>;
+    /// Removes a copy that turned out bad.
+    fn discard(&self, key: &[u8]);
+    /// Marks keys as used.
+    fn touch(&self, keys: &KeyBatch);
+    /// How full it is.
+    fn usage(&self) -> Usage;
+    /// Gives the medium back; nothing is running any more.
+    fn close(&self);
+}
+
+/// A [`SecondaryTier`] that moves chunks with threads of its own, one task a chunk.
+pub struct StoreTier<S> {
+    store: Arc<S>,
+    workers: Workers,
+}
+
+impl<S: ChunkStore> StoreTier<S> {
+    /// Puts `threads` threads in front of `store`.
+    ///
+    /// # Errors
+    /// When the threads cannot be started.
+    pub fn start(store: S, threads: usize) -> std::io::Result<Self> {
+        Ok(Self {
+            workers: Workers::start(store.medium().as_str(), threads)?,
+            store: Arc::new(store),
+        })
+    }
+
+    /// The store behind it.
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+}
+
+impl<S: ChunkStore> SecondaryTier for StoreTier<S> {
+    fn medium(&self) -> Medium {
+        self.store.medium()
+    }
+
+    fn lookup(&self, keys: &KeyBatch, wanted: &[u32], presence: &mut [Presence]) {
+        self.store.lookup(keys, wanted, presence);
+    }
+
+    fn submit_store(&self, job: StoreJob) {
+        let tasks = (0..job.len()).map(|index| {
+            let (store, job) = (Arc::clone(&self.store), job.clone());
+            Box::new(move || store_chunk(&*store, &job, index)) as Box<dyn FnOnce() + Send>
+        });
+        self.workers.queue(false, tasks);
+    }
+
+    fn submit_load(&self, job: LoadJob) {
+        let tasks = (0..job.len()).map(|index| {
+            let (store, job) = (Arc::clone(&self.store), job.clone());
+            Box::new(move || load_chunk(&*store, &job, index)) as Box<dyn FnOnce() + Send>
+        });
+        self.workers.queue(true, tasks);
+    }
+
+    fn touch(&self, keys: &KeyBatch) {
+        self.store.touch(keys);
+    }
+
+    fn usage(&self) -> Usage {
+        self.store.usage()
+    }
+
+    fn shutdown(&self) {
+        self.workers.close();
+        self.store.close();
+    }
+}
+
+fn store_chunk<S: ChunkStore>(store: &S, job: &StoreJob, index: usize) {
+    if job.is_cancelled() {
+        return job.report(index, Err(Failure::Lost), Duration::ZERO, Vec::new());
+    }
+    let start = Instant::now();
+    let (outcome, evicted) =
+        match store.put(job.key(index), job.bytes(index), || job.checksum(index)) {
+            Ok(evicted) => (Ok(()), evicted),
+            Err(error) => {
+                log::warn!("store failed: {error}");
+                (Err(Failure::from(&error)), Vec::new())
+            }
+        };
+    job.report(index, outcome, start.elapsed(), evicted);
+}
+
+fn load_chunk<S: ChunkStore>(store: &S, job: &LoadJob, index: usize) {
+    if job.is_cancelled() {
+        return job.fail(index, Failure::Lost, Duration::ZERO);
+    }
+    let start = Instant::now();
+    // SAFETY: this task is the only one for this chunk, and `place` ends with the call.
+    let got = store.get(job.key(index), unsafe { job.place(index) });
+    let delivered = match got {
+        Ok(stored) => job.deliver(index, stored, start.elapsed()),
+        Err(error) => {
+            job.fail(index, Failure::from(&error), start.elapsed());
+            Err(error)
+        }
+    };
+    if let Err(error) = delivered {
+        log::warn!("load failed: {error}");
+        if matches!(error, TierError::Corrupt { .. } | TierError::Missing(_)) {
+            store.discard(job.key(index));
+        }
+    }
+}

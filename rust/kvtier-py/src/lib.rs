@@ -1,0 +1,40 @@
+//! `kvtier._kvtier`: the Rust core for Python.
+//!
+//! No logic here: a method converts its arguments, leaves the interpreter where the call may
+//! take longer than about 10 microseconds, delegates to `kvtier-core`, and maps errors.
+//! `python/kvtier/_kvtier.pyi` documents every name.
+
+mod convert;
+mod copier;
+mod error;
+mod fork;
+mod manager;
+mod region;
+
+#[pyo3::pymodule]
+mod _kvtier {
+    use kvtier_core::manager::Lookup;
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use super::copier::HostCopier;
+    #[pymodule_export]
+    use super::manager::{Manager, PreparedStore};
+    #[pymodule_export]
+    use super::region::Region;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let profile = if cfg!(debug_assertions) {
+            "debug"
+        } else {
+            "release"
+        };
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("build_profile", profile)?;
+        module.add("MISS", Lookup::Miss as u8)?;
+        module.add("HIT", Lookup::Hit as u8)?;
+        module.add("HIT_PENDING", Lookup::HitPending as u8)?;
+        module.add("RETRY", Lookup::Retry as u8)
+    }
+}

@@ -1,0 +1,313 @@
+//! `Manager`: one method a verb.
+
+use std::mem::ManuallyDrop;
+use std::time::{Duration, Instant};
+
+use kvtier_core::key::KeyBatch;
+use kvtier_core::manager::{self, EventKind, ManagerError, Snapshot};
+use kvtier_core::tier::TierConfig;
+use numpy::PyArray1;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::convert::{deadline, key_list, keys};
+use crate::error::{OrRaise, raise};
+use crate::fork::Home;
+use crate::region::Region;
+
+/// Calls with fewer keys finish sooner than leaving the interpreter and coming back pays for.
+const DETACH_FROM_KEYS: usize = 64;
+/// How often a waiting call looks whether the user pressed Ctrl-C.
+const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+
+/// See `_kvtier.pyi`.
+#[pyclass(frozen, module = "kvtier._kvtier")]
+pub(crate) struct Manager {
+    inner: ManuallyDrop<manager::Manager>,
+    region: Py<Region>,
+    key_bytes: usize,
+    home: Home,
+}
+
+/// See `_kvtier.pyi`.
+#[pyclass(frozen, get_all, module = "kvtier._kvtier")]
+pub(crate) struct PreparedStore {
+    indices: Py<PyArray1<u32>>,
+    slots: Py<PyArray1<u32>>,
+    evicted: Py<PyList>,
+}
+
+impl Manager {
+    fn inner(&self, py: Python<'_>) -> PyResult<&manager::Manager> {
+        self.home.check(py, "manager")?;
+        Ok(&self.inner)
+    }
+
+    /// Runs a verb over keys, off the interpreter when there are many.
+    fn verb<T: Send>(
+        &self,
+        py: Python<'_>,
+        given: &Bound<'_, PyAny>,
+        run: impl FnOnce(&manager::Manager, &KeyBatch) -> Result<T, ManagerError> + Send,
+    ) -> PyResult<T> {
+        let inner = self.inner(py)?;
+        let keys = keys(given, self.key_bytes)?;
+        if keys.len() < DETACH_FROM_KEYS {
+            run(inner, &keys)
+        } else {
+            py.detach(|| run(inner, &keys))
+        }
+        .or_raise(py)
+    }
+
+    fn answers<'py>(
+        &self,
+        request: u64,
+        given: &Bound<'py, PyAny>,
+        prefix: bool,
+    ) -> PyResult<Bound<'py, PyArray1<u8>>> {
+        let py = given.py();
+        let answers = self.verb(py, given, |inner, keys| inner.lookup(request, keys, prefix))?;
+        let answers = answers.into_iter().map(|answer| answer as u8).collect();
+        Ok(PyArray1::from_vec(py, answers))
+    }
+}
+
+#[pymethods]
+impl Manager {
+    #[new]
+    #[pyo3(signature = (
+        region, tiers = None, *, policy = "lru", key_bytes = 36, namespace = "", events = false
+    ))]
+    fn new(
+        py: Python<'_>,
+        region: Py<Region>,
+        tiers: Option<&Bound<'_, PyAny>>,
+        policy: &str,
+        key_bytes: usize,
+        namespace: &str,
+        events: bool,
+    ) -> PyResult<Self> {
+        let policy = policy.parse().or_raise(py)?;
+        let configs = match tiers {
+            Some(tiers) => TierConfig::parse_all(&to_json(tiers)?).or_raise(py)?,
+            None => Vec::new(),
+        };
+        let shared = region.get().shared().clone();
+        let inner = py
+            .detach(|| {
+                manager::Manager::open(shared, key_bytes, policy, &configs, namespace, events)
+            })
+            .or_raise(py)?;
+        Ok(Self {
+            inner: ManuallyDrop::new(inner),
+            region,
+            key_bytes,
+            home: Home::here(),
+        })
+    }
+
+    #[getter]
+    fn region(&self, py: Python<'_>) -> Py<Region> {
+        self.region.clone_ref(py)
+    }
+
+    #[getter]
+    fn key_bytes(&self) -> usize {
+        self.key_bytes
+    }
+
+    fn lookup<'py>(
+        &self,
+        request: u64,
+        keys: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyArray1<u8>>> {
+        self.answers(request, keys, false)
+    }
+
+    fn lookup_prefix<'py>(
+        &self,
+        request: u64,
+        keys: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyArray1<u8>>> {
+        self.answers(request, keys, true)
+    }
+
+    fn prepare_load<'py>(
+        &self,
+        request: u64,
+        keys: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyArray1<u32>>> {
+        let py = keys.py();
+        let slots = self.verb(py, keys, |inner, keys| inner.prepare_load(request, keys))?;
+        Ok(PyArray1::from_vec(py, slots))
+    }
+
+    fn complete_load(&self, request: u64, keys: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.verb(keys.py(), keys, |inner, keys| {
+            inner.complete_load(request, keys)
+        })
+    }
+
+    fn prepare_store(
+        &self,
+        request: u64,
+        keys: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<PreparedStore>> {
+        let py = keys.py();
+        let prepared = self.verb(py, keys, |inner, keys| inner.prepare_store(request, keys))?;
+        let Some(prepared) = prepared else {
+            return Ok(None);
+        };
+        Ok(Some(PreparedStore {
+            indices: PyArray1::from_vec(py, prepared.indices).unbind(),
+            slots: PyArray1::from_vec(py, prepared.slots).unbind(),
+            evicted: key_list(py, &prepared.evicted)?.unbind(),
+        }))
+    }
+
+    #[pyo3(signature = (request, keys, ok = true))]
+    fn complete_store(&self, request: u64, keys: &Bound<'_, PyAny>, ok: bool) -> PyResult<()> {
+        self.verb(keys.py(), keys, |inner, keys| {
+            inner.complete_store(request, keys, ok)
+        })
+    }
+
+    fn touch(&self, request: u64, keys: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.verb(keys.py(), keys, |inner, keys| inner.touch(request, keys))
+    }
+
+    fn request_finished(&self, py: Python<'_>, request: u64) -> PyResult<()> {
+        self.inner(py)?.request_finished(request).or_raise(py)
+    }
+
+    fn end_step(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner(py)?.end_step().or_raise(py)
+    }
+
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let inner = self.inner(py)?;
+        let end = deadline(py, timeout)?;
+        loop {
+            let now = Instant::now();
+            let slice = end.min(now + SIGNAL_CHECK);
+            if py.detach(|| inner.wait_until(slice)).or_raise(py)? {
+                return Ok(true);
+            }
+            if slice == end || !inner.is_busy().or_raise(py)? {
+                return Ok(false);
+            }
+            py.check_signals()?;
+        }
+    }
+
+    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let inner = self.inner(py)?;
+        let end = deadline(py, timeout)?;
+        loop {
+            py.detach(|| inner.end_step()).or_raise(py)?;
+            if !inner.is_busy().or_raise(py)? {
+                return Ok(true);
+            }
+            let now = Instant::now();
+            if now >= end {
+                return Ok(false);
+            }
+            py.detach(|| inner.wait_until(end.min(now + SIGNAL_CHECK)))
+                .or_raise(py)?;
+            py.check_signals()?;
+        }
+    }
+
+    fn shutdown(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner(py)?;
+        py.detach(|| inner.shutdown());
+        Ok(())
+    }
+
+    fn take_events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let inner = self.inner(py)?;
+        let events = inner.take_events().or_raise(py)?;
+        let list = PyList::empty(py);
+        for event in events {
+            let kind = match event.kind {
+                EventKind::Stored => "stored",
+                EventKind::Removed => "removed",
+            };
+            list.append((
+                kind,
+                inner.tier_name(event.tier),
+                key_list(py, &event.keys)?,
+            ))?;
+        }
+        Ok(list)
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let snapshot = self.inner(py)?.stats();
+        stats_dict(py, &snapshot)
+    }
+
+    fn validate(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner(py)?;
+        py.detach(|| inner.validate())
+            .map_err(|broken| raise(py, "InvariantError", broken))
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        // After fork there is nothing to join and the locks cannot be trusted: the copy leaks.
+        if self.home.is_here() {
+            // SAFETY: dropped once, here, and never used again.
+            let inner = unsafe { ManuallyDrop::take(&mut self.inner) };
+            Python::attach(|py| py.detach(|| drop(inner)));
+        }
+    }
+}
+
+/// Settings given as Python objects, as JSON; paths become strings.
+fn to_json(tiers: &Bound<'_, PyAny>) -> PyResult<String> {
+    let py = tiers.py();
+    let options = PyDict::new(py);
+    options.set_item("default", py.import("kvtier.config")?.getattr("jsonable")?)?;
+    let list = py.import("builtins")?.getattr("list")?.call1((tiers,))?;
+    let text = py
+        .import("json")?
+        .getattr("dumps")?
+        .call((list,), Some(&options));
+    text.and_then(|text| text.extract())
+        .map_err(|error| raise(py, "ConfigError", format!("tiers: {}", error.value(py))))
+}
+
+fn stats_dict<'py>(py: Python<'py>, snapshot: &Snapshot) -> PyResult<Bound<'py, PyDict>> {
+    macro_rules! dict {
+        ($from:expr; $($name:ident),+ $(,)?) => {{
+            let dict = PyDict::new(py);
+            $(dict.set_item(stringify!($name), $from.$name)?;)+
+            dict
+        }};
+    }
+    let stats = PyDict::new(py);
+    let primary = dict!(snapshot.primary;
+        slots, ready, writing, pinned, detached, requests, hits, hits_pending, misses, evictions,
+        stored_chunks, loaded_chunks, stores_refused);
+    stats.set_item("primary", primary)?;
+    let tiers = PyDict::new(py);
+    for (name, medium, figures) in &snapshot.tiers {
+        let tier = dict!(figures;
+            hits, loads, load_bytes, load_seconds, stores, store_bytes, store_seconds,
+            evictions, sheds, in_flight, queued_bytes, overdue);
+        tier.set_item("medium", medium.as_str())?;
+        tier.set_item("capacity_bytes", figures.usage.capacity_bytes)?;
+        tier.set_item("used_bytes", figures.usage.used_bytes)?;
+        tier.set_item("chunks", figures.usage.chunks)?;
+        tier.set_item("load_failures", figures.load_failures.iter().sum::<u64>())?;
+        tier.set_item("store_failures", figures.store_failures.iter().sum::<u64>())?;
+        tier.set_item("corrupt", figures.corrupt())?;
+        tier.set_item("missing", figures.missing())?;
+        tiers.set_item(name, tier)?;
+    }
+    stats.set_item("tiers", tiers)?;
+    Ok(stats)
+}
