@@ -36,10 +36,7 @@ fn batch(first: u64) -> KeyBatch {
 fn store(index: &mut Index, keys: &KeyBatch) {
     index.begin_call();
     let numbered = (0..).zip(keys.iter());
-    let reserved = index
-        .reserve(numbered, Writer::Store)
-        .expect("distinct")
-        .expect("room");
+    let reserved = index.reserve(numbered, Writer::Store).expect("distinct").expect("room");
     for &token in reserved.tokens.iter().rev() {
         index.commit(token);
     }
@@ -56,39 +53,30 @@ fn full_index() -> Index {
 fn benches(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("index");
     group.throughput(Throughput::Elements(BATCH as u64));
-    let wanted: Vec<KeyBatch> = (100..600)
-        .map(|number| batch(number * BATCH as u64))
-        .collect();
+    let wanted: Vec<KeyBatch> = (100..600).map(|number| batch(number * BATCH as u64)).collect();
 
     let index = full_index();
     let mut turn = wanted.iter().cycle();
     group.bench_function("lookup", |bencher| {
         bencher.iter(|| {
             let keys = turn.next().expect("endless");
-            keys.iter()
-                .filter(|key| index.find(black_box(key)).is_some())
-                .count()
+            keys.iter().filter(|key| index.find(black_box(key)).is_some()).count()
         });
     });
 
-    let table: HashMap<[u8; KEY_BYTES], u32, foldhash::fast::FixedState> = (0..ENTRIES)
-        .map(|number| (key(u64::from(number)), number))
-        .collect();
+    let table: HashMap<[u8; KEY_BYTES], u32, foldhash::fast::FixedState> =
+        (0..ENTRIES).map(|number| (key(u64::from(number)), number)).collect();
     group.bench_function("lookup, bare hashbrown", |bencher| {
         bencher.iter(|| {
             let keys = turn.next().expect("endless");
-            keys.iter()
-                .filter(|key| table.get(black_box(*key)).is_some())
-                .count()
+            keys.iter().filter(|key| table.get(black_box(*key)).is_some()).count()
         });
     });
 
     let mut index = full_index();
     group.bench_function("load cycle", |bencher| {
         bencher.iter(|| {
-            let tokens = index
-                .find_all(turn.next().expect("endless"))
-                .expect("resident");
+            let tokens = index.find_all(turn.next().expect("endless")).expect("resident");
             for &token in &tokens {
                 index.pin(token, Pin::Load).expect("ready");
             }

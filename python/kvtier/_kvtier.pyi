@@ -14,6 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
+__all__ = [
+    "HIT",
+    "HIT_PENDING",
+    "MISS",
+    "RETRY",
+    "HostCopier",
+    "Manager",
+    "PreparedStore",
+    "Region",
+    "__version__",
+    "build_profile",
+]
+
 Keys: TypeAlias = Sequence[bytes] | NDArray[np.uint8]
 
 __version__: Final[str]
@@ -62,7 +75,6 @@ class Region:
     @property
     def data_ptr(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
-    def __release_buffer__(self, buffer: memoryview, /) -> None: ...
 
 @final
 class PreparedStore:

@@ -11,7 +11,7 @@ Tiers are plain dicts, checked before anything is opened:
 | `threads` | all | worker threads, 1 to 64 | 2 |
 | `load_deadline_s` | all | seconds after which a load is a miss | 5 |
 | `store_deadline_s` | all | seconds after which a store is given up | 30 |
-| `max_queued_bytes` | all | bytes of stores under way, above which more are shed | half the region |
+| `max_queued_bytes` | all | bytes of stores under way; more are shed | half the region |
 
 `Manager.stats()` is `{"primary": PrimaryStats, "tiers": {name: TierStats}}`; counters run since
 the manager was made.

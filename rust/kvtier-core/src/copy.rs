@@ -140,19 +140,9 @@ impl HostCopier {
         let block_bytes: usize = pages.iter().map(|page| page.page_bytes).sum();
         let chunk_bytes = block_bytes * blocks_per_chunk;
         if chunk_bytes > region.slot_bytes() {
-            return Err(CopyError::SlotTooSmall {
-                chunk_bytes,
-                slot_bytes: region.slot_bytes(),
-            });
+            return Err(CopyError::SlotTooSmall { chunk_bytes, slot_bytes: region.slot_bytes() });
         }
-        Ok(Self {
-            region,
-            pages,
-            blocks,
-            blocks_per_chunk,
-            chunk_bytes,
-            threads: threads.max(1),
-        })
+        Ok(Self { region, pages, blocks, blocks_per_chunk, chunk_bytes, threads: threads.max(1) })
     }
 
     /// Bytes a chunk.
@@ -206,11 +196,7 @@ impl HostCopier {
         }
         for (chunk, &slot) in slots.iter().enumerate() {
             if slot >= self.region.slots() {
-                return Err(CopyError::Slot {
-                    slot,
-                    chunk,
-                    slots: self.region.slots(),
-                });
+                return Err(CopyError::Slot { slot, chunk, slots: self.region.slots() });
             }
         }
         Ok(())
@@ -218,15 +204,9 @@ impl HostCopier {
 
     fn run(&self, block_ids: &[i64], slots: &[u32], way: Way) -> usize {
         let bytes = slots.len() * self.chunk_bytes;
-        let threads = self
-            .threads
-            .min(bytes / BYTES_PER_THREAD)
-            .min(slots.len())
-            .max(1);
+        let threads = self.threads.min(bytes / BYTES_PER_THREAD).min(slots.len()).max(1);
         let share = slots.len().div_ceil(threads).max(1);
-        let mut parts = slots
-            .chunks(share)
-            .zip(block_ids.chunks(share * self.blocks_per_chunk));
+        let mut parts = slots.chunks(share).zip(block_ids.chunks(share * self.blocks_per_chunk));
         let last = parts.next_back();
         std::thread::scope(|scope| {
             for (slots, blocks) in parts {
@@ -290,15 +270,12 @@ mod tests {
     fn copier(memory: &mut [Vec<u8>; 2], threads: usize) -> HostCopier {
         let region = Region::new(3, 4096, RegionKind::Anonymous).expect("small region");
         let pages =
-            [(8, 8), (4, 16)]
-                .into_iter()
-                .zip(memory)
-                .map(|((page_bytes, stride), memory)| Pages {
-                    start: memory.as_mut_ptr(),
-                    blocks: BLOCKS,
-                    page_bytes,
-                    stride,
-                });
+            [(8, 8), (4, 16)].into_iter().zip(memory).map(|((page_bytes, stride), memory)| Pages {
+                start: memory.as_mut_ptr(),
+                blocks: BLOCKS,
+                page_bytes,
+                stride,
+            });
         // SAFETY: the tests keep `memory` alive and leave it alone while they copy.
         unsafe { HostCopier::new(region, pages.collect(), 2, threads) }.expect("it fits")
     }
@@ -318,11 +295,7 @@ mod tests {
         }
         assert_eq!(memory[0][5 * 8..6 * 8], before[0][2 * 8..3 * 8]);
         assert_eq!(memory[1][4 * 16..4 * 16 + 4], before[1][3 * 16..3 * 16 + 4]);
-        assert_eq!(
-            memory[1][4 * 16 + 4..5 * 16],
-            before[1][4 * 16 + 4..5 * 16],
-            "padding"
-        );
+        assert_eq!(memory[1][4 * 16 + 4..5 * 16], before[1][4 * 16 + 4..5 * 16], "padding");
     }
 
     #[test]
@@ -331,26 +304,11 @@ mod tests {
         let copier = copier(&mut memory, 1);
         // SAFETY: single-threaded test; every call is refused.
         unsafe {
-            assert!(matches!(
-                copier.store(&[0], &[0]),
-                Err(CopyError::Shape { .. })
-            ));
-            assert!(matches!(
-                copier.store(&[0, 6], &[0]),
-                Err(CopyError::Block { block: 6, .. })
-            ));
-            assert!(matches!(
-                copier.load(&[0, -1], &[0]),
-                Err(CopyError::Block { block: -1, .. })
-            ));
-            assert!(matches!(
-                copier.load(&[0, 1], &[3]),
-                Err(CopyError::Slot { slot: 3, .. })
-            ));
-            assert!(matches!(
-                copier.load(&[1, 1], &[0]),
-                Err(CopyError::Twice { .. })
-            ));
+            assert!(matches!(copier.store(&[0], &[0]), Err(CopyError::Shape { .. })));
+            assert!(matches!(copier.store(&[0, 6], &[0]), Err(CopyError::Block { block: 6, .. })));
+            assert!(matches!(copier.load(&[0, -1], &[0]), Err(CopyError::Block { block: -1, .. })));
+            assert!(matches!(copier.load(&[0, 1], &[3]), Err(CopyError::Slot { slot: 3, .. })));
+            assert!(matches!(copier.load(&[1, 1], &[0]), Err(CopyError::Twice { .. })));
             assert!(matches!(
                 copier.store(&[0, 1, 2, 3], &[1, 1]),
                 Err(CopyError::Twice { what: "slot", .. })

@@ -85,10 +85,7 @@ impl KeyBatch {
     /// An empty batch with room for `keys` keys of `key_bytes` bytes.
     pub fn with_capacity(keys: usize, key_bytes: usize) -> Self {
         debug_assert!(check_key_bytes(key_bytes).is_ok());
-        Self {
-            bytes: Vec::with_capacity(keys * key_bytes),
-            key_bytes,
-        }
+        Self { bytes: Vec::with_capacity(keys * key_bytes), key_bytes }
     }
 
     /// Takes a flat buffer of keys over.
@@ -98,10 +95,7 @@ impl KeyBatch {
     pub fn from_flat(bytes: Vec<u8>, key_bytes: usize) -> Result<Self, KeyError> {
         check_key_bytes(key_bytes)?;
         if !bytes.len().is_multiple_of(key_bytes) {
-            return Err(KeyError::Ragged {
-                bytes: bytes.len(),
-                key_bytes,
-            });
+            return Err(KeyError::Ragged { bytes: bytes.len(), key_bytes });
         }
         Ok(Self { bytes, key_bytes })
     }

@@ -89,10 +89,7 @@ impl Region {
         if let Some(available) = available_memory()
             && bytes as u64 > available
         {
-            return Err(RegionError::NoMemory {
-                wanted: bytes as u64,
-                available,
-            });
+            return Err(RegionError::NoMemory { wanted: bytes as u64, available });
         }
         let os = |what: &str, source| RegionError::Os {
             what: format!("{what} of {bytes} bytes"),
@@ -107,8 +104,7 @@ impl Region {
                 let fd = memfd_create("kvtier", MemfdFlags::CLOEXEC)
                     .map_err(|e| os("memory file", e.into()))?;
                 let file = File::from(fd);
-                file.set_len(bytes as u64)
-                    .map_err(|e| os("memory file", e))?;
+                file.set_len(bytes as u64).map_err(|e| os("memory file", e))?;
                 let map = MmapOptions::new()
                     .len(bytes)
                     .map_raw(&file)
@@ -116,12 +112,7 @@ impl Region {
                 (map, Some(file))
             }
         };
-        Ok(Arc::new(Self {
-            map,
-            file,
-            slots,
-            slot_bytes,
-        }))
+        Ok(Arc::new(Self { map, file, slots, slot_bytes }))
     }
 
     /// Maps the region that another process of this user made, by its [`Region::name`].
@@ -134,12 +125,7 @@ impl Region {
         if parts.next() != Some("memfd") {
             return Err(bad());
         }
-        let mut number = || {
-            parts
-                .next()
-                .and_then(|part| part.parse::<u64>().ok())
-                .ok_or_else(bad)
-        };
+        let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok()).ok_or_else(bad);
         let (pid, fd, slots, row) = (number()?, number()?, number()?, number()?);
         let slots = u32::try_from(slots).map_err(|_| bad())?;
         let (slot_bytes, bytes) = shape(slots, usize::try_from(row).map_err(|_| bad())?)?;
@@ -148,23 +134,14 @@ impl Region {
             what: format!("attaching to {name} through {path}"),
             source,
         };
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .map_err(os)?;
+        let file = File::options().read(true).write(true).open(&path).map_err(os)?;
         let found = file.metadata().map_err(os)?.len();
         if found != bytes as u64 {
             // Also what happens when the number was given to another file meanwhile.
             return Err(bad());
         }
         let map = MmapOptions::new().len(bytes).map_raw(&file).map_err(os)?;
-        Ok(Arc::new(Self {
-            map,
-            file: Some(file),
-            slots,
-            slot_bytes,
-        }))
+        Ok(Arc::new(Self { map, file: Some(file), slots, slot_bytes }))
     }
 
     /// What another process passes to [`Region::attach`]; `None` for anonymous memory. It holds
@@ -225,10 +202,7 @@ impl Region {
     /// # Safety
     /// Nobody else may touch the slot while the slice lives: the caller is the one writer of a
     /// slot in state *writing*.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "exclusive by the index's states, not by borrowing"
-    )]
+    #[expect(clippy::mut_from_ref, reason = "exclusive by the index's states, not by borrowing")]
     pub unsafe fn slot_mut(&self, slot: u32) -> &mut [u8] {
         // SAFETY: in bounds by `slot_ptr`; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.slot_ptr(slot), self.slot_bytes) }
@@ -247,10 +221,7 @@ impl Region {
                         // SAFETY: the page lies inside the mapping, and a fresh region is all
                         // zeros that nobody reads yet.
                         unsafe {
-                            self.map
-                                .as_mut_ptr()
-                                .add(page * SLOT_ALIGNMENT)
-                                .write_volatile(0);
+                            self.map.as_mut_ptr().add(page * SLOT_ALIGNMENT).write_volatile(0);
                         }
                     }
                 });
@@ -261,18 +232,13 @@ impl Region {
 
 /// Bytes a slot after rounding up, and bytes in all.
 fn shape(slots: u32, slot_bytes: usize) -> Result<(usize, usize), RegionError> {
-    let error = |why| RegionError::Shape {
-        slots: u64::from(slots),
-        slot_bytes: slot_bytes as u64,
-        why,
-    };
+    let error =
+        |why| RegionError::Shape { slots: u64::from(slots), slot_bytes: slot_bytes as u64, why };
     if slots == 0 || slot_bytes == 0 {
         return Err(error("it needs at least one slot of at least one byte"));
     }
     let too_large = || error("it does not fit into the address space");
-    let row = slot_bytes
-        .checked_next_multiple_of(SLOT_ALIGNMENT)
-        .ok_or_else(too_large)?;
+    let row = slot_bytes.checked_next_multiple_of(SLOT_ALIGNMENT).ok_or_else(too_large)?;
     let bytes = row
         .checked_mul(slots as usize)
         .filter(|&bytes| isize::try_from(bytes).is_ok())
@@ -283,9 +249,7 @@ fn shape(slots: u32, slot_bytes: usize) -> Result<(usize, usize), RegionError> {
 /// `MemAvailable` of the kernel, in bytes; `None` where it does not say.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
 }
@@ -321,13 +285,7 @@ mod tests {
 
     #[test]
     fn names_of_others_are_refused() {
-        for name in [
-            "",
-            "shm:1",
-            "memfd:1:2:3",
-            "memfd:x:1:1:4096",
-            "memfd:1:1:0:4096",
-        ] {
+        for name in ["", "shm:1", "memfd:1:2:3", "memfd:x:1:1:4096", "memfd:1:1:0:4096"] {
             assert!(Region::attach(name).is_err(), "{name}");
         }
         let region = Region::new(2, 4096, RegionKind::Memfd).expect("small region");

@@ -31,9 +31,7 @@ pub(crate) fn keys(given: &Bound<'_, PyAny>, key_bytes: usize) -> PyResult<KeyBa
             );
             return Err(raise(py, "KeyLengthError", message));
         }
-        let flat = array
-            .as_slice()
-            .map_err(|_| wrong_type("keys", KEYS, given))?;
+        let flat = array.as_slice().map_err(|_| wrong_type("keys", KEYS, given))?;
         return KeyBatch::from_flat(flat.to_vec(), key_bytes).or_raise(py);
     }
     // One key in place of many is the mistake to expect: its items would be numbers.
@@ -43,9 +41,7 @@ pub(crate) fn keys(given: &Bound<'_, PyAny>, key_bytes: usize) -> PyResult<KeyBa
     if single {
         return Err(wrong_type("keys", KEYS, given));
     }
-    let items = given
-        .try_iter()
-        .map_err(|_| wrong_type("keys", KEYS, given))?;
+    let items = given.try_iter().map_err(|_| wrong_type("keys", KEYS, given))?;
     let mut batch = KeyBatch::with_capacity(given.len().unwrap_or(0), key_bytes);
     for key in items {
         push(&mut batch, &key?)?;
@@ -54,9 +50,7 @@ pub(crate) fn keys(given: &Bound<'_, PyAny>, key_bytes: usize) -> PyResult<KeyBa
 }
 
 fn push(batch: &mut KeyBatch, key: &Bound<'_, PyAny>) -> PyResult<()> {
-    let bytes = key
-        .cast::<PyBytes>()
-        .map_err(|_| wrong_type("key", "bytes", key))?;
+    let bytes = key.cast::<PyBytes>().map_err(|_| wrong_type("key", "bytes", key))?;
     batch.push(bytes.as_bytes()).or_raise(key.py())
 }
 
@@ -68,9 +62,10 @@ pub(crate) fn key_list<'py>(py: Python<'py>, keys: &[Box<[u8]>]) -> PyResult<Bou
 /// The moment `timeout` seconds from now. More than a year is a year.
 pub(crate) fn deadline(py: Python<'_>, timeout: f64) -> PyResult<Instant> {
     const YEAR: f64 = 365.0 * 86_400.0;
-    let length = Duration::try_from_secs_f64(timeout.min(YEAR)).map_err(|_| {
-        let message = format!("timeout = {timeout} is no number of seconds from 0 up");
-        raise(py, "ConfigError", message)
-    })?;
+    let length =
+        Duration::try_from_secs_f64(if timeout > YEAR { YEAR } else { timeout }).map_err(|_| {
+            let message = format!("timeout = {timeout} is no number of seconds from 0 up");
+            raise(py, "ConfigError", message)
+        })?;
     Ok(Instant::now() + length)
 }

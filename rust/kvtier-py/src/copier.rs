@@ -33,10 +33,8 @@ impl HostCopier {
         for page in pages.try_iter()? {
             given.append(page?)?;
         }
-        let buffers = given
-            .iter()
-            .map(|page| PyUntypedBuffer::get(&page))
-            .collect::<PyResult<Vec<_>>>()?;
+        let buffers =
+            given.iter().map(|page| PyUntypedBuffer::get(&page)).collect::<PyResult<Vec<_>>>()?;
         let pages = buffers
             .iter()
             .enumerate()
@@ -60,10 +58,7 @@ impl HostCopier {
         // SAFETY: the buffers are writable, of these shapes, and live as long as the copier.
         let inner = unsafe { copy::HostCopier::new(region, pages, blocks_per_chunk, threads) }
             .or_raise(py)?;
-        Ok(Self {
-            inner,
-            _pages: buffers,
-        })
+        Ok(Self { inner, _pages: buffers })
     }
 
     #[getter]
@@ -76,16 +71,14 @@ impl HostCopier {
         let (block_ids, slots) = (ids(block_ids)?, slot_ids(slots)?);
         // SAFETY: the slots are the caller's by `prepare_store`, and the blocks are not written
         // meanwhile: the contract of the call in `_kvtier.pyi`.
-        py.detach(|| unsafe { self.inner.store(&block_ids, &slots) })
-            .or_raise(py)
+        py.detach(|| unsafe { self.inner.store(&block_ids, &slots) }).or_raise(py)
     }
 
     fn load(&self, block_ids: &Bound<'_, PyAny>, slots: &Bound<'_, PyAny>) -> PyResult<usize> {
         let py = block_ids.py();
         let (block_ids, slots) = (ids(block_ids)?, slot_ids(slots)?);
         // SAFETY: the slots are pinned by `prepare_load`, and the blocks are the caller's.
-        py.detach(|| unsafe { self.inner.load(&block_ids, &slots) })
-            .or_raise(py)
+        py.detach(|| unsafe { self.inner.load(&block_ids, &slots) }).or_raise(py)
     }
 }
 
@@ -104,22 +97,16 @@ fn describe(buffer: &PyUntypedBuffer) -> Option<Pages> {
 
 fn ids(given: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
     let expected = "a C-contiguous int64 array of shape (chunks, blocks_per_chunk)";
-    let array: PyReadonlyArray2<'_, i64> = given
-        .extract()
-        .map_err(|_| wrong_type("block_ids", expected, given))?;
-    let flat = array
-        .as_slice()
-        .map_err(|_| wrong_type("block_ids", expected, given))?;
+    let array: PyReadonlyArray2<'_, i64> =
+        given.extract().map_err(|_| wrong_type("block_ids", expected, given))?;
+    let flat = array.as_slice().map_err(|_| wrong_type("block_ids", expected, given))?;
     Ok(flat.to_vec())
 }
 
 fn slot_ids(given: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     let expected = "a C-contiguous uint32 array of shape (chunks,)";
-    let array: PyReadonlyArray1<'_, u32> = given
-        .extract()
-        .map_err(|_| wrong_type("slots", expected, given))?;
-    let flat = array
-        .as_slice()
-        .map_err(|_| wrong_type("slots", expected, given))?;
+    let array: PyReadonlyArray1<'_, u32> =
+        given.extract().map_err(|_| wrong_type("slots", expected, given))?;
+    let flat = array.as_slice().map_err(|_| wrong_type("slots", expected, given))?;
     Ok(flat.to_vec())
 }

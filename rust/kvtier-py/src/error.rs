@@ -113,9 +113,6 @@ impl<T, E: PythonClass> OrRaise<T> for Result<T, E> {
 
 /// A `TypeError` that says what was expected and what came.
 pub(crate) fn wrong_type(what: &str, expected: &str, found: &Bound<'_, PyAny>) -> PyErr {
-    let found = found
-        .get_type()
-        .name()
-        .map_or_else(|_| "?".to_owned(), |name| name.to_string());
+    let found = found.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string());
     PyTypeError::new_err(format!("{what}: expected {expected}, found {found}"))
 }

@@ -25,11 +25,7 @@ mod _kvtier {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        let profile = if cfg!(debug_assertions) {
-            "debug"
-        } else {
-            "release"
-        };
+        let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("build_profile", profile)?;
         module.add("MISS", Lookup::Miss as u8)?;

@@ -76,9 +76,13 @@ impl Manager {
 #[pymethods]
 impl Manager {
     #[new]
-    #[pyo3(signature = (
-        region, tiers = None, *, policy = "lru", key_bytes = 36, namespace = "", events = false
-    ))]
+    #[pyo3(
+        signature = (
+            region, tiers = None, *, policy = "lru", key_bytes = 36, namespace = "", events = false
+        ),
+        text_signature = "(region, tiers=(), *, policy='lru', key_bytes=36, namespace='', \
+                          events=False)"
+    )]
     fn new(
         py: Python<'_>,
         region: Py<Region>,
@@ -99,12 +103,7 @@ impl Manager {
                 manager::Manager::open(shared, key_bytes, policy, &configs, namespace, events)
             })
             .or_raise(py)?;
-        Ok(Self {
-            inner: ManuallyDrop::new(inner),
-            region,
-            key_bytes,
-            home: Home::here(),
-        })
+        Ok(Self { inner: ManuallyDrop::new(inner), region, key_bytes, home: Home::here() })
     }
 
     #[getter]
@@ -144,9 +143,7 @@ impl Manager {
     }
 
     fn complete_load(&self, request: u64, keys: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.verb(keys.py(), keys, |inner, keys| {
-            inner.complete_load(request, keys)
-        })
+        self.verb(keys.py(), keys, |inner, keys| inner.complete_load(request, keys))
     }
 
     fn prepare_store(
@@ -168,9 +165,7 @@ impl Manager {
 
     #[pyo3(signature = (request, keys, ok = true))]
     fn complete_store(&self, request: u64, keys: &Bound<'_, PyAny>, ok: bool) -> PyResult<()> {
-        self.verb(keys.py(), keys, |inner, keys| {
-            inner.complete_store(request, keys, ok)
-        })
+        self.verb(keys.py(), keys, |inner, keys| inner.complete_store(request, keys, ok))
     }
 
     fn touch(&self, request: u64, keys: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -213,8 +208,7 @@ impl Manager {
             if now >= end {
                 return Ok(false);
             }
-            py.detach(|| inner.wait_until(end.min(now + SIGNAL_CHECK)))
-                .or_raise(py)?;
+            py.detach(|| inner.wait_until(end.min(now + SIGNAL_CHECK))).or_raise(py)?;
             py.check_signals()?;
         }
     }
@@ -234,11 +228,7 @@ impl Manager {
                 EventKind::Stored => "stored",
                 EventKind::Removed => "removed",
             };
-            list.append((
-                kind,
-                inner.tier_name(event.tier),
-                key_list(py, &event.keys)?,
-            ))?;
+            list.append((kind, inner.tier_name(event.tier), key_list(py, &event.keys)?))?;
         }
         Ok(list)
     }
@@ -250,8 +240,7 @@ impl Manager {
 
     fn validate(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner(py)?;
-        py.detach(|| inner.validate())
-            .map_err(|broken| raise(py, "InvariantError", broken))
+        py.detach(|| inner.validate()).map_err(|broken| raise(py, "InvariantError", broken))
     }
 }
 
@@ -272,10 +261,7 @@ fn to_json(tiers: &Bound<'_, PyAny>) -> PyResult<String> {
     let options = PyDict::new(py);
     options.set_item("default", py.import("kvtier.config")?.getattr("jsonable")?)?;
     let list = py.import("builtins")?.getattr("list")?.call1((tiers,))?;
-    let text = py
-        .import("json")?
-        .getattr("dumps")?
-        .call((list,), Some(&options));
+    let text = py.import("json")?.getattr("dumps")?.call((list,), Some(&options));
     text.and_then(|text| text.extract())
         .map_err(|error| raise(py, "ConfigError", format!("tiers: {}", error.value(py))))
 }

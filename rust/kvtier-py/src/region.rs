@@ -22,11 +22,11 @@ pub(crate) struct Region {
 
 impl Region {
     fn wrap(inner: Arc<region::Region>) -> Self {
-        let (slots, row) = (inner.slots() as isize, inner.slot_bytes().cast_signed());
+        let (slots, row) = (inner.slots() as usize, inner.slot_bytes());
         Self {
             inner,
-            shape: [slots, row],
-            strides: [row, 1],
+            shape: [slots, row].map(usize::cast_signed),
+            strides: [row, 1].map(usize::cast_signed),
         }
     }
 
@@ -99,9 +99,7 @@ impl Region {
             "Region(slots={}, slot_bytes={}, name={})",
             self.inner.slots(),
             self.inner.slot_bytes(),
-            self.inner
-                .name()
-                .map_or_else(|| "None".into(), |name| format!("{name:?}"))
+            self.inner.name().map_or_else(|| "None".into(), |name| format!("{name:?}"))
         )
     }
 
@@ -129,26 +127,15 @@ impl Region {
             (*view).len = len.cast_signed();
             (*view).readonly = 0;
             (*view).itemsize = 1;
-            (*view).format = if asked(ffi::PyBUF_FORMAT) {
-                c"B".as_ptr().cast_mut()
-            } else {
-                ptr::null_mut()
-            };
+            (*view).format =
+                if asked(ffi::PyBUF_FORMAT) { c"B".as_ptr().cast_mut() } else { ptr::null_mut() };
             let flat = !asked(ffi::PyBUF_ND);
             (*view).ndim = if flat { 1 } else { 2 };
             (*view).shape = if flat { ptr::null_mut() } else { shape };
-            (*view).strides = if asked(ffi::PyBUF_STRIDES) {
-                strides
-            } else {
-                ptr::null_mut()
-            };
+            (*view).strides = if asked(ffi::PyBUF_STRIDES) { strides } else { ptr::null_mut() };
             (*view).suboffsets = ptr::null_mut();
             (*view).internal = ptr::null_mut();
         }
         Ok(())
     }
-
-    /// # Safety
-    /// Called by the interpreter with a buffer that `__getbuffer__` filled.
-    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {}
 }

@@ -13,10 +13,7 @@ struct Link {
 
 /// A link that is in no list points at itself, which no list member does.
 const fn detached(token: Token) -> Link {
-    Link {
-        prev: token,
-        next: token,
-    }
+    Link { prev: token, next: token }
 }
 
 /// The neighbours of every token.
@@ -47,11 +44,7 @@ pub struct List {
 
 impl Default for List {
     fn default() -> Self {
-        Self {
-            head: NIL,
-            tail: NIL,
-            len: 0,
-        }
+        Self { head: NIL, tail: NIL, len: 0 }
     }
 }
 
@@ -69,10 +62,7 @@ impl List {
     /// Puts an unlinked token in front.
     pub fn push_front(&mut self, links: &mut Links, token: Token) {
         debug_assert!(!links.is_linked(token));
-        links.0[token as usize] = Link {
-            prev: NIL,
-            next: self.head,
-        };
+        links.0[token as usize] = Link { prev: NIL, next: self.head };
         match self.head {
             NIL => self.tail = token,
             head => links.0[head as usize].prev = token,

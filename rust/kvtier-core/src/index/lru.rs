@@ -48,10 +48,7 @@ impl Policy for Lru {
         victims: &mut Vec<Token>,
     ) -> bool {
         victims.extend(
-            self.order
-                .iter_back(&self.links)
-                .filter(|&token| !protected(token))
-                .take(count),
+            self.order.iter_back(&self.links).filter(|&token| !protected(token)).take(count),
         );
         victims.len() == count
     }

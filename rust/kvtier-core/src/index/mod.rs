@@ -233,9 +233,7 @@ impl Index {
 
     /// The entry of a key.
     pub fn find(&self, key: &[u8]) -> Option<Token> {
-        self.table
-            .find(hash(&self.hasher, key), |&token| self.key(token) == key)
-            .copied()
+        self.table.find(hash(&self.hasher, key), |&token| self.key(token) == key).copied()
     }
 
     /// The key of an entry.
@@ -358,11 +356,7 @@ impl Index {
         let mut used = vec![false; self.capacity as usize];
         for (key, slot) in found {
             let free = used.get(slot as usize).is_some_and(|used| !used);
-            let token = if free {
-                self.insert_absent(key, Writer::Store).ok()
-            } else {
-                None
-            };
+            let token = if free { self.insert_absent(key, Writer::Store).ok() } else { None };
             if let Some(token) = token {
                 used[slot as usize] = true;
                 self.entries[token as usize].slot = slot;
@@ -371,11 +365,7 @@ impl Index {
             adopted(token.is_some());
         }
         self.next_slot = self.capacity;
-        self.free_slots.extend(
-            (0..self.capacity)
-                .rev()
-                .filter(|&slot| !used[slot as usize]),
-        );
+        self.free_slots.extend((0..self.capacity).rev().filter(|&slot| !used[slot as usize]));
     }
 
     /// The write is over and good: the entry becomes ready, and evictable.
@@ -487,14 +477,8 @@ impl Index {
         self.begin_call();
         keys.iter()
             .map(|key| {
-                let token = self
-                    .find(key)
-                    .ok_or_else(|| IndexError::Unknown(key.into()))?;
-                if self.mark(token) {
-                    Ok(token)
-                } else {
-                    Err(IndexError::Duplicate(key.into()))
-                }
+                let token = self.find(key).ok_or_else(|| IndexError::Unknown(key.into()))?;
+                if self.mark(token) { Ok(token) } else { Err(IndexError::Duplicate(key.into())) }
             })
             .collect()
     }
@@ -569,9 +553,7 @@ impl Index {
                 *flag = true;
                 Ok(())
             }
-            _ => Err(format!(
-                "slot {slot} ({by}) is taken twice or was never given out"
-            )),
+            _ => Err(format!("slot {slot} ({by}) is taken twice or was never given out")),
         };
         let (mut writing, mut pinned, mut evictable) = (0, 0, 0);
         for &token in &self.table {
@@ -588,9 +570,7 @@ impl Index {
                 return Err(format!("token {token} is pinned while being written"));
             }
             if self.policy.holds(token) != is_evictable {
-                return Err(format!(
-                    "token {token} is on the wrong side of the policy's lists"
-                ));
+                return Err(format!("token {token} is on the wrong side of the policy's lists"));
             }
         }
         for &slot in &self.free_slots {
@@ -598,17 +578,12 @@ impl Index {
         }
         let loose = taken.iter().filter(|&&flag| !flag).count();
         if loose != self.detached {
-            return Err(format!(
-                "{loose} slots belong to nobody, {} are detached",
-                self.detached
-            ));
+            return Err(format!("{loose} slots belong to nobody, {} are detached", self.detached));
         }
         let counted = (writing, pinned, evictable);
         let kept = (self.writing, self.pinned, self.policy.evictable());
         if counted != kept {
-            return Err(format!(
-                "(writing, pinned, evictable) are {counted:?}, kept {kept:?}"
-            ));
+            return Err(format!("(writing, pinned, evictable) are {counted:?}, kept {kept:?}"));
         }
         if self.table.len() + self.free_tokens.len() != self.entries.len() {
             return Err("a token is neither used nor free".into());

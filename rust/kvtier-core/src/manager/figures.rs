@@ -122,10 +122,7 @@ pub(super) struct Events {
 
 impl Events {
     pub(super) fn new(wanted: bool) -> Self {
-        Self {
-            wanted,
-            queue: VecDeque::new(),
-        }
+        Self { wanted, queue: VecDeque::new() }
     }
 
     pub(super) fn push<'k>(

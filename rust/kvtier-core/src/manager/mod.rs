@@ -374,10 +374,7 @@ impl Manager {
             state.remember(keys.iter());
             state.open_loads += tokens.len();
         }
-        Ok(tokens
-            .iter()
-            .map(|&token| inner.index.slot(token))
-            .collect())
+        Ok(tokens.iter().map(|&token| inner.index.slot(token)).collect())
     }
 
     /// Gives the pins of `prepare_load` back; all or none.
@@ -388,10 +385,7 @@ impl Manager {
         let mut inner = self.inner.lock();
         let inner = inner.open()?;
         let tokens = inner.index.find_all(keys)?;
-        let open = inner
-            .requests
-            .get(&request)
-            .map_or(0, |request| request.open_loads);
+        let open = inner.requests.get(&request).map_or(0, |request| request.open_loads);
         for (position, &token) in tokens.iter().enumerate() {
             if position >= open || inner.index.pins(token, Pin::Load) == 0 {
                 return Err(IndexError::NotPinned(inner.index.key(token).into()).into());
@@ -423,20 +417,13 @@ impl Manager {
         // Pins that came back may make the room.
         self.apply_results(inner);
         inner.index.begin_call();
-        let numbered = keys
-            .iter()
-            .enumerate()
-            .map(|(position, key)| (position as u32, key));
+        let numbered = keys.iter().enumerate().map(|(position, key)| (position as u32, key));
         let Some(reserved) = inner.index.reserve(numbered, Writer::Store)? else {
             inner.primary.stores_refused += 1;
             return Ok(None);
         };
         inner.primary.evictions += reserved.evicted.len() as u64;
-        inner.events.push(
-            EventKind::Removed,
-            None,
-            reserved.evicted.iter().map(AsRef::as_ref),
-        );
+        inner.events.push(EventKind::Removed, None, reserved.evicted.iter().map(AsRef::as_ref));
         if !reserved.indices.is_empty() {
             let state = inner.request(request);
             state.remember(reserved.indices.iter().map(|&at| keys.get(at as usize)));
@@ -463,10 +450,7 @@ impl Manager {
             let mut inner = self.inner.lock();
             let inner = inner.open()?;
             let tokens = inner.index.find_all(keys)?;
-            let open = inner
-                .requests
-                .get(&request)
-                .map_or(0, |request| request.open_stores);
+            let open = inner.requests.get(&request).map_or(0, |request| request.open_stores);
             for (position, &token) in tokens.iter().enumerate() {
                 let storing = inner.index.state(token) == State::Writing(Writer::Store);
                 if position >= open || !storing {
@@ -552,12 +536,7 @@ impl Manager {
         let (mut primary, mut tiers, occupancy, requests) = {
             let inner = self.inner.lock();
             let requests = inner.requests.len();
-            (
-                inner.primary,
-                inner.tiers.clone(),
-                inner.index.occupancy(),
-                requests,
-            )
+            (inner.primary, inner.tiers.clone(), inner.index.occupancy(), requests)
         };
         primary.slots = u64::from(self.region.slots());
         primary.ready = occupancy.ready as u64;
@@ -594,9 +573,7 @@ impl Manager {
             .sum();
         let detached = inner.index.occupancy().detached;
         if promoting != detached {
-            return Err(format!(
-                "{detached} slots detached, late jobs hold {promoting}"
-            ));
+            return Err(format!("{detached} slots detached, late jobs hold {promoting}"));
         }
         Ok(())
     }
@@ -645,11 +622,7 @@ fn promote(
                         let evicted = reserved.evicted.iter().map(AsRef::as_ref);
                         inner.events.push(EventKind::Removed, None, evicted);
                         inner.tiers[tier].hits += 1;
-                        inner.promotions.push(Promotion {
-                            tier,
-                            request,
-                            token,
-                        });
+                        inner.promotions.push(Promotion { tier, request, token });
                         Lookup::HitPending
                     }
                     // No room that is not pinned or wanted by this very call.
@@ -670,14 +643,8 @@ fn finish_lookup(figures: &mut PrimaryFigures, answers: &mut Vec<Lookup>, prefix
         let end = answers.iter().position(|&answer| answer == Lookup::Miss);
         answers.truncate(end.unwrap_or(asked));
     }
-    let hits = answers
-        .iter()
-        .filter(|&&answer| answer == Lookup::Hit)
-        .count();
-    let pending = answers
-        .iter()
-        .filter(|&&answer| answer == Lookup::HitPending)
-        .count();
+    let hits = answers.iter().filter(|&&answer| answer == Lookup::Hit).count();
+    let pending = answers.iter().filter(|&&answer| answer == Lookup::HitPending).count();
     figures.hits += hits as u64;
     figures.hits_pending += pending as u64;
     figures.misses += (asked - hits - pending) as u64;

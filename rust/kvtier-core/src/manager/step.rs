@@ -75,10 +75,7 @@ impl Manager {
             for promotion in std::mem::take(&mut inner.promotions) {
                 inner.index.abort(promotion.token);
             }
-            inner
-                .jobs
-                .values()
-                .for_each(|job| job.cancelled.store(true, Ordering::Relaxed));
+            inner.jobs.values().for_each(|job| job.cancelled.store(true, Ordering::Relaxed));
         }
         for slot in &self.tiers {
             if catch_unwind(AssertUnwindSafe(|| slot.tier.shutdown())).is_err() {
@@ -100,10 +97,7 @@ impl Manager {
             return Vec::new();
         }
         let bytes = (tokens.len() * self.region.slot_bytes()) as u64;
-        let slots = tokens
-            .iter()
-            .map(|&token| inner.index.slot(token))
-            .collect();
+        let slots = tokens.iter().map(|&token| inner.index.slot(token)).collect();
         let chunks = Arc::new(Chunks::new(keys.clone(), tokens, slots));
         let mut jobs = Vec::with_capacity(self.tiers.len());
         for (number, slot) in self.tiers.iter().enumerate() {
@@ -133,12 +127,7 @@ impl Manager {
         }
         let mut order: Vec<(usize, RequestId)> = Vec::new();
         let mut groups: HashMap<(usize, RequestId), Vec<Token>> = HashMap::new();
-        for Promotion {
-            tier,
-            request,
-            token,
-        } in std::mem::take(&mut inner.promotions)
-        {
+        for Promotion { tier, request, token } in std::mem::take(&mut inner.promotions) {
             let group = groups.entry((tier, request)).or_insert_with(|| {
                 order.push((tier, request));
                 Vec::new()
@@ -153,10 +142,7 @@ impl Manager {
                 // A key of the index has the length of every other.
                 let _ = keys.push(inner.index.key(token));
             }
-            let slots = tokens
-                .iter()
-                .map(|&token| inner.index.slot(token))
-                .collect();
+            let slots = tokens.iter().map(|&token| inner.index.slot(token)).collect();
             let chunks = Arc::new(Chunks::new(keys, tokens, slots));
             let deadline = Instant::now() + self.tiers[tier].load_deadline;
             jobs.push(inner.start(tier, Direction::Load, chunks, deadline));
@@ -183,10 +169,7 @@ impl Manager {
                 }),
             }));
             if handed.is_err() {
-                log::error!(
-                    "tier {:?} panicked while it took a job",
-                    self.tiers[job.tier].name
-                );
+                log::error!("tier {:?} panicked while it took a job", self.tiers[job.tier].name);
             }
         }
     }
@@ -218,9 +201,7 @@ impl Manager {
         let tier = Some(job.tier);
         let removed = result.evicted.iter().map(AsRef::as_ref);
         inner.events.push(EventKind::Removed, tier, removed);
-        inner
-            .events
-            .push(EventKind::Stored, tier, moved(job, result));
+        inner.events.push(EventKind::Stored, tier, moved(job, result));
     }
 }
 
@@ -237,10 +218,7 @@ impl Inner {
         self.next_job += 1;
         let cancelled = Arc::new(AtomicBool::new(false));
         self.tiers[tier].in_flight += 1;
-        self.next_deadline = Some(
-            self.next_deadline
-                .map_or(deadline, |next| next.min(deadline)),
-        );
+        self.next_deadline = Some(self.next_deadline.map_or(deadline, |next| next.min(deadline)));
         self.jobs.insert(
             id,
             Running {
@@ -252,23 +230,14 @@ impl Inner {
                 overdue: false,
             },
         );
-        Ready {
-            id,
-            tier,
-            direction,
-            chunks,
-            cancelled,
-        }
+        Ready { id, tier, direction, chunks, cancelled }
     }
 }
 
 fn apply_load(inner: &mut Inner, job: &Running, result: &JobResult) {
     if job.overdue {
         // The keys became misses at the deadline; now nobody writes the slots any more.
-        job.chunks
-            .slots
-            .iter()
-            .for_each(|&slot| inner.index.reclaim(slot));
+        job.chunks.slots.iter().for_each(|&slot| inner.index.reclaim(slot));
     } else {
         for (&token, outcome) in job.chunks.tokens.iter().zip(&result.outcomes).rev() {
             match outcome {
@@ -276,9 +245,7 @@ fn apply_load(inner: &mut Inner, job: &Running, result: &JobResult) {
                 Err(_) => inner.index.abort(token),
             }
         }
-        inner
-            .events
-            .push(EventKind::Stored, None, moved(job, result));
+        inner.events.push(EventKind::Stored, None, moved(job, result));
     }
     let figures = &mut inner.tiers[job.tier];
     figures.loads += count(&result.outcomes, &mut figures.load_failures);
@@ -294,9 +261,7 @@ fn apply_deadlines(inner: &mut Inner, now: Instant) {
     inner.next_deadline = None;
     for job in inner.jobs.values_mut().filter(|job| !job.overdue) {
         if now < job.deadline {
-            let next = inner
-                .next_deadline
-                .map_or(job.deadline, |next| next.min(job.deadline));
+            let next = inner.next_deadline.map_or(job.deadline, |next| next.min(job.deadline));
             inner.next_deadline = Some(next);
             continue;
         }
@@ -326,6 +291,5 @@ fn count(outcomes: &[Outcome], failures: &mut [u64]) -> u64 {
 /// The keys of a job that were moved.
 fn moved<'a>(job: &'a Running, result: &'a JobResult) -> impl Iterator<Item = &'a [u8]> {
     let done = job.chunks.keys.iter().zip(&result.outcomes);
-    done.filter(|(_, outcome)| outcome.is_ok())
-        .map(|(key, _)| key)
+    done.filter(|(_, outcome)| outcome.is_ok()).map(|(key, _)| key)
 }

@@ -1,1 +1,356 @@
+use std::sync::Arc;
+use std::time::Duration;
 
+use super::*;
+use crate::region::RegionKind;
+use crate::tier::{Failure, LoadJob, Medium, MemoryStore, Presence, StoreJob, StoreTier, Usage};
+
+const SLOTS: u32 = 4;
+
+/// A tier that says it has everything and keeps its jobs until a test takes them.
+#[derive(Default)]
+struct HeldTier {
+    has: bool,
+    loads: Mutex<Vec<LoadJob>>,
+    stores: Mutex<Vec<StoreJob>>,
+}
+
+impl SecondaryTier for Arc<HeldTier> {
+    fn medium(&self) -> Medium {
+        Medium::Memory
+    }
+    fn lookup(&self, _: &KeyBatch, _: &[u32], presence: &mut [Presence]) {
+        presence.fill(if self.has { Presence::Hit } else { Presence::Miss });
+    }
+    fn submit_store(&self, job: StoreJob) {
+        self.stores.lock().push(job);
+    }
+    fn submit_load(&self, job: LoadJob) {
+        self.loads.lock().push(job);
+    }
+    fn touch(&self, _: &KeyBatch) {}
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+    fn shutdown(&self) {
+        let jobs =
+            (std::mem::take(&mut *self.loads.lock()), std::mem::take(&mut *self.stores.lock()));
+        drop(jobs);
+    }
+}
+
+fn held(has: bool) -> Arc<HeldTier> {
+    Arc::new(HeldTier { has, ..HeldTier::default() })
+}
+
+fn slot(name: &str, tier: Box<dyn SecondaryTier>) -> TierSlot {
+    TierSlot {
+        name: name.into(),
+        tier,
+        load_deadline: Duration::from_secs(60),
+        store_deadline: Duration::from_secs(60),
+        max_queued_bytes: u64::MAX,
+    }
+}
+
+fn manager(tiers: Vec<TierSlot>) -> Manager {
+    let region = Region::new(SLOTS, 4096, RegionKind::Anonymous).expect("small");
+    Manager::new(region, 8, PolicyKind::Lru, tiers, true).expect("good key length")
+}
+
+fn memory_tier(chunks: u64) -> Box<dyn SecondaryTier> {
+    let store = MemoryStore::new(chunks * 4096, 4096, 8).expect("small");
+    Box::new(StoreTier::start(store, 2).expect("threads"))
+}
+
+fn keys(numbers: &[u8]) -> KeyBatch {
+    let flat = numbers.iter().flat_map(|&number| [number; 8]).collect();
+    KeyBatch::from_flat(flat, 8).expect("whole keys")
+}
+
+/// Stores keys, each slot filled with its key's number.
+fn store(manager: &Manager, numbers: &[u8]) -> PreparedStore {
+    let prepared = manager.prepare_store(1, &keys(numbers)).expect("open").expect("room");
+    let new: Vec<u8> = prepared.indices.iter().map(|&at| numbers[at as usize]).collect();
+    for (&slot, &number) in prepared.slots.iter().zip(&new) {
+        // SAFETY: `prepare_store` gave the slot to this test.
+        unsafe { manager.region().slot_mut(slot) }.fill(number);
+    }
+    manager.complete_store(1, &keys(&new), true).expect("prepared");
+    prepared
+}
+
+/// Ends steps until nothing is under way.
+fn settle(manager: &Manager) {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        manager.end_step().expect("open");
+        if !manager.is_busy().expect("open") {
+            break;
+        }
+        assert!(Instant::now() < end, "jobs do not end");
+        manager.wait_until(end).expect("open");
+    }
+    manager.validate().expect("invariants hold");
+}
+
+fn look(manager: &Manager, numbers: &[u8]) -> Vec<Lookup> {
+    manager.lookup(2, &keys(numbers), false).expect("open")
+}
+
+#[test]
+fn evicted_chunks_come_back_from_a_tier_with_their_bytes() {
+    let manager = manager(vec![slot("memory", memory_tier(16))]);
+    store(&manager, &[1, 2, 3, 4]);
+    settle(&manager);
+    let prepared = store(&manager, &[5, 6]);
+    // The tail of a request goes before its head.
+    assert_eq!(prepared.evicted, vec![Box::from([4; 8]), Box::from([3; 8])]);
+    settle(&manager);
+    assert_eq!(look(&manager, &[1, 3, 9]), [Lookup::Hit, Lookup::HitPending, Lookup::Miss]);
+    assert_eq!(look(&manager, &[3]), [Lookup::HitPending], "queued once");
+    settle(&manager);
+    assert_eq!(look(&manager, &[3]), [Lookup::Hit]);
+    let slots = manager.prepare_load(2, &keys(&[3])).expect("ready");
+    // SAFETY: pinned.
+    assert!(unsafe { manager.region().slot(slots[0]) }.iter().all(|&byte| byte == 3));
+    manager.complete_load(2, &keys(&[3])).expect("pinned");
+    let stats = manager.stats();
+    assert_eq!((stats.tiers[0].2.stores, stats.tiers[0].2.loads), (6, 1));
+    assert_eq!(stats.primary.pinned, 0);
+}
+
+#[test]
+fn a_prefix_lookup_promotes_nothing_behind_the_first_miss() {
+    let manager = manager(vec![slot("memory", memory_tier(16))]);
+    store(&manager, &[1, 2, 3, 4]);
+    settle(&manager);
+    store(&manager, &[5, 6, 7, 8]);
+    settle(&manager);
+    let answers = manager.lookup(2, &keys(&[1, 2, 9, 3]), true).expect("open");
+    assert_eq!(answers, [Lookup::HitPending, Lookup::HitPending]);
+    assert_eq!(manager.stats().tiers[0].2.hits, 2);
+}
+
+#[test]
+fn one_load_job_a_tier_and_request() {
+    let tier = held(true);
+    let manager = manager(vec![slot("held", Box::new(Arc::clone(&tier)))]);
+    look(&manager, &[1, 2]);
+    manager.lookup(3, &keys(&[3]), false).expect("open");
+    look(&manager, &[4]);
+    assert!(tier.loads.lock().is_empty(), "nothing before the end of the step");
+    manager.end_step().expect("open");
+    let sizes: Vec<usize> = tier.loads.lock().iter().map(LoadJob::len).collect();
+    assert_eq!(sizes, [3, 1]);
+}
+
+#[test]
+fn a_promotion_keeps_what_arrived_and_a_wrong_checksum_is_a_miss() {
+    let tier = held(true);
+    let manager = manager(vec![slot("held", Box::new(Arc::clone(&tier)))]);
+    look(&manager, &[1, 2, 3]);
+    manager.end_step().expect("open");
+    let job = tier.loads.lock().pop().expect("submitted");
+    for (index, number) in [(0, 1), (1, 2)] {
+        // SAFETY: this test is the job's only worker.
+        unsafe { job.place(index) }.fill(number);
+    }
+    job.deliver(0, crate::checksum::Checksum::of(&[1; 4096]), Duration::ZERO).expect("right");
+    job.deliver(1, crate::checksum::Checksum(0), Duration::ZERO).expect_err("wrong");
+    drop(job);
+    manager.end_step().expect("open");
+    manager.validate().expect("invariants hold");
+    let state = |number: u8| {
+        let inner = manager.inner.lock();
+        inner.index.find(&[number; 8]).map(|token| inner.index.state(token))
+    };
+    assert_eq!((state(1), state(2), state(3)), (Some(State::Ready), None, None));
+    let failures = manager.stats().tiers[0].2.load_failures;
+    assert_eq!(failures[Failure::Corrupt as usize], 1);
+    assert_eq!(failures[Failure::Lost as usize], 1, "never reported");
+}
+
+#[test]
+fn a_late_load_is_a_miss_at_once_and_its_slot_comes_back_later() {
+    let tier = held(true);
+    let mut held = slot("held", Box::new(Arc::clone(&tier)));
+    held.load_deadline = Duration::ZERO;
+    let manager = manager(vec![held]);
+    look(&manager, &[1, 2, 3, 4]);
+    manager.end_step().expect("open");
+    manager.end_step().expect("open");
+    manager.validate().expect("invariants hold");
+    assert_eq!(manager.stats().primary.detached, 4);
+    assert_eq!(manager.stats().tiers[0].2.overdue, 1);
+    assert_eq!(manager.prepare_store(1, &keys(&[9])).expect("open"), None, "no slot is reused");
+    let job = tier.loads.lock().pop().expect("submitted");
+    assert!(job.is_cancelled());
+    drop(job);
+    manager.end_step().expect("open");
+    manager.validate().expect("invariants hold");
+    assert_eq!(manager.stats().primary.detached, 0);
+    assert!(manager.prepare_store(1, &keys(&[9])).expect("open").is_some());
+}
+
+#[test]
+fn cascading_chunks_are_pinned_once_a_tier_until_the_job_ends() {
+    let tiers = [held(false), held(false)];
+    let manager = manager(vec![
+        slot("a", Box::new(Arc::clone(&tiers[0]))),
+        slot("b", Box::new(Arc::clone(&tiers[1]))),
+    ]);
+    store(&manager, &[1, 2, 3, 4]);
+    assert_eq!(manager.stats().primary.pinned, 4);
+    assert_eq!(manager.prepare_store(1, &keys(&[5])).expect("open"), None);
+    tiers[0].stores.lock().clear();
+    assert_eq!(manager.prepare_store(1, &keys(&[5])).expect("open"), None);
+    tiers[1].stores.lock().clear();
+    // Results are taken before the decision, not only at the end of the step.
+    let prepared = manager.prepare_store(1, &keys(&[5])).expect("open").expect("room");
+    assert_eq!(prepared.evicted, vec![Box::from([4; 8])]);
+    assert_eq!(manager.stats().primary.stores_refused, 2);
+    manager.validate().expect("invariants hold");
+}
+
+#[test]
+fn a_slow_tier_is_passed_over_and_the_others_are_not() {
+    let tiers = [held(false), held(false)];
+    let mut slow = slot("slow", Box::new(Arc::clone(&tiers[0])));
+    slow.max_queued_bytes = 2 * 4096;
+    let manager = manager(vec![slow, slot("fast", Box::new(Arc::clone(&tiers[1])))]);
+    for number in 1..=3 {
+        store(&manager, &[number]);
+    }
+    assert_eq!(tiers[0].stores.lock().len(), 2);
+    assert_eq!(tiers[1].stores.lock().len(), 3);
+    assert_eq!(manager.stats().tiers[0].2.sheds, 1);
+}
+
+#[test]
+fn what_was_not_prepared_cannot_be_completed() {
+    let tier = held(true);
+    let manager = manager(vec![slot("held", Box::new(Arc::clone(&tier)))]);
+    let refused = |result: Result<(), ManagerError>| {
+        let error = result.expect_err("refused").to_string();
+        manager.validate().expect("nothing changed");
+        error
+    };
+    assert!(refused(manager.complete_store(1, &keys(&[1]), true)).contains("not resident"));
+    look(&manager, &[7]);
+    assert!(refused(manager.complete_store(2, &keys(&[7]), true)).contains("not being stored"));
+    assert!(manager.prepare_load(2, &keys(&[7])).is_err(), "still being written");
+    store(&manager, &[1, 2]);
+    assert!(refused(manager.complete_store(1, &keys(&[1]), true)).contains("not being stored"));
+    assert!(refused(manager.complete_load(1, &keys(&[1]))).contains("no pin"), "a job has one");
+    manager.prepare_load(2, &keys(&[1])).expect("ready");
+    assert!(refused(manager.complete_load(3, &keys(&[1]))).contains("no pin"), "another request");
+    assert!(manager.prepare_load(2, &keys(&[1, 1])).is_err());
+    assert!(manager.prepare_store(1, &keys(&[8, 8])).is_err());
+    assert!(manager.prepare_load(2, &keys(&[1, 9])).is_err());
+    manager.validate().expect("nothing changed");
+    manager.complete_load(2, &keys(&[1])).expect("pinned once");
+    assert!(refused(manager.complete_load(2, &keys(&[1]))).contains("no pin"));
+}
+
+#[test]
+fn a_failed_store_leaves_no_trace() {
+    let manager = manager(Vec::new());
+    manager.prepare_store(1, &keys(&[1, 2])).expect("open").expect("room");
+    manager.complete_store(1, &keys(&[2, 1]), false).expect("prepared");
+    assert_eq!(look(&manager, &[1, 2]), [Lookup::Miss, Lookup::Miss]);
+    manager.request_finished(1).expect("open");
+    assert_eq!(manager.stats().primary.requests, 0);
+    manager.validate().expect("invariants hold");
+}
+
+#[test]
+fn a_finished_request_is_ordered_leaf_first_when_its_last_transfer_ends() {
+    let manager = manager(Vec::new());
+    for number in [1, 2] {
+        store(&manager, &[number]);
+    }
+    manager.prepare_store(1, &keys(&[3])).expect("open").expect("room");
+    manager.request_finished(1).expect("open");
+    assert_eq!(manager.stats().primary.requests, 1, "a store is open");
+    manager.complete_store(1, &keys(&[3]), true).expect("prepared");
+    assert_eq!(manager.stats().primary.requests, 0);
+    let prepared = manager.prepare_store(9, &keys(&[4, 5, 6])).expect("open").expect("room");
+    assert_eq!(prepared.evicted, vec![Box::from([3; 8]), Box::from([2; 8])]);
+}
+
+#[test]
+fn events_name_the_tier_and_the_keys() {
+    let manager = manager(vec![slot("memory", memory_tier(1))]);
+    store(&manager, &[1]);
+    settle(&manager);
+    store(&manager, &[2]);
+    settle(&manager);
+    let told: Vec<_> = manager
+        .take_events()
+        .expect("open")
+        .into_iter()
+        .map(|event| (event.kind, manager.tier_name(event.tier).to_owned(), event.keys[0][0]))
+        .collect();
+    let (stored, removed) = (EventKind::Stored, EventKind::Removed);
+    let wanted = [
+        (stored, "primary", 1),
+        (stored, "memory", 1),
+        (stored, "primary", 2),
+        (removed, "memory", 1),
+        (stored, "memory", 2),
+    ];
+    assert_eq!(told, wanted.map(|(kind, tier, key)| (kind, tier.to_owned(), key)));
+    assert!(manager.take_events().expect("open").is_empty());
+}
+
+#[test]
+fn shutdown_returns_every_pin_and_refuses_what_follows() {
+    let tier = held(true);
+    let manager = manager(vec![slot("held", Box::new(Arc::clone(&tier)))]);
+    store(&manager, &[1]);
+    look(&manager, &[2]);
+    manager.end_step().expect("open");
+    look(&manager, &[3]);
+    manager.shutdown();
+    manager.shutdown();
+    let stats = manager.stats();
+    assert_eq!((stats.primary.pinned, stats.primary.writing, stats.primary.detached), (0, 0, 0));
+    assert!(matches!(manager.end_step(), Err(ManagerError::Closed)));
+    assert!(matches!(manager.prepare_store(1, &keys(&[1])), Err(ManagerError::Closed)));
+    manager.validate().expect("invariants hold");
+}
+
+#[test]
+fn a_tier_that_panics_loses_its_jobs_and_nothing_else() {
+    struct Panics;
+    impl SecondaryTier for Panics {
+        fn medium(&self) -> Medium {
+            Medium::Memory
+        }
+        fn lookup(&self, _: &KeyBatch, _: &[u32], presence: &mut [Presence]) {
+            presence.fill(Presence::Hit);
+        }
+        fn submit_store(&self, _: StoreJob) {
+            panic!("planted");
+        }
+        fn submit_load(&self, _: LoadJob) {
+            panic!("planted");
+        }
+        fn touch(&self, _: &KeyBatch) {}
+        fn usage(&self) -> Usage {
+            Usage::default()
+        }
+        fn shutdown(&self) {
+            panic!("planted");
+        }
+    }
+    let manager = manager(vec![slot("bad", Box::new(Panics))]);
+    store(&manager, &[1]);
+    look(&manager, &[2]);
+    settle(&manager);
+    assert_eq!(manager.stats().primary.pinned, 0);
+    assert_eq!(manager.stats().tiers[0].2.store_failures[Failure::Lost as usize], 1);
+    assert_eq!(manager.stats().tiers[0].2.load_failures[Failure::Lost as usize], 1);
+    manager.shutdown();
+}

@@ -87,13 +87,8 @@ impl Default for Common {
     }
 }
 
-const COMMON: [&str; 5] = [
-    "name",
-    "threads",
-    "load_deadline_s",
-    "store_deadline_s",
-    "max_queued_bytes",
-];
+const COMMON: [&str; 5] =
+    ["name", "threads", "load_deadline_s", "store_deadline_s", "max_queued_bytes"];
 
 impl TierConfig {
     /// Reads a JSON array of tiers.
@@ -110,18 +105,13 @@ impl TierConfig {
             .into_iter()
             .enumerate()
             .map(|(position, fields)| {
-                let kind = fields
-                    .get("type")
-                    .and_then(Value::as_str)
-                    .unwrap_or("without type");
+                let kind = fields.get("type").and_then(Value::as_str).unwrap_or("without type");
                 let tier = format!("tier {position} ({kind})");
                 Self::parse(fields).map_err(|why| TierConfigError { tier, why })
             })
             .collect::<Result<Vec<_>, _>>()?;
         for (position, tier) in tiers.iter().enumerate() {
-            let taken = tiers[..position]
-                .iter()
-                .any(|other| other.name == tier.name);
+            let taken = tiers[..position].iter().any(|other| other.name == tier.name);
             if taken || tier.name == "primary" {
                 return Err(TierConfigError {
                     tier: format!("tier {position}"),
@@ -133,19 +123,14 @@ impl TierConfig {
     }
 
     fn parse(mut fields: Map<String, Value>) -> Result<Self, String> {
-        let common: Map<String, Value> = COMMON
-            .iter()
-            .filter_map(|&name| fields.remove_entry(name))
-            .collect();
+        let common: Map<String, Value> =
+            COMMON.iter().filter_map(|&name| fields.remove_entry(name)).collect();
         let common: Common = serde_json::from_value(Value::Object(common))
             .map_err(|error| format!("one of {}: {error}", COMMON.join(", ")))?;
         let place: Place = serde_json::from_value(Value::Object(fields))
             .map_err(|error| format!("{error} (every tier also takes {})", COMMON.join(", ")))?;
         if !(1..=64).contains(&common.threads) {
-            return Err(format!(
-                "threads = {} is not between 1 and 64",
-                common.threads
-            ));
+            return Err(format!("threads = {} is not between 1 and 64", common.threads));
         }
         let deadline = |field: &str, seconds: f64| {
             Duration::try_from_secs_f64(seconds)
@@ -185,14 +170,9 @@ impl TierConfig {
         match &self.place {
             Place::Memory { capacity_bytes } => {
                 let store = MemoryStore::new(*capacity_bytes, chunk_bytes, key_bytes)?;
-                Ok(Box::new(
-                    StoreTier::start(store, self.threads).map_err(threads)?,
-                ))
+                Ok(Box::new(StoreTier::start(store, self.threads).map_err(threads)?))
             }
-            Place::File {
-                path,
-                capacity_bytes,
-            } => {
+            Place::File { path, capacity_bytes } => {
                 let store = FileStore::open(&FileStoreConfig {
                     path: path.clone(),
                     capacity_bytes: *capacity_bytes,
@@ -201,9 +181,7 @@ impl TierConfig {
                     namespace: namespace.to_owned(),
                     writers: self.threads,
                 })?;
-                Ok(Box::new(
-                    StoreTier::start(store, self.threads).map_err(threads)?,
-                ))
+                Ok(Box::new(StoreTier::start(store, self.threads).map_err(threads)?))
             }
         }
     }
@@ -214,9 +192,7 @@ mod tests {
     use super::*;
 
     fn refused(json: &str) -> String {
-        TierConfig::parse_all(json)
-            .expect_err("not usable")
-            .to_string()
+        TierConfig::parse_all(json).expect_err("not usable").to_string()
     }
 
     #[test]
@@ -235,35 +211,14 @@ mod tests {
     fn every_mistake_names_the_tier_the_field_and_what_is_allowed() {
         let cases = [
             (r#"{"type":"file"}"#, "tiers: expected a list"),
-            (
-                r#"[{"capacity_bytes":1}]"#,
-                "tier 0 (without type): missing field `type`",
-            ),
+            (r#"[{"capacity_bytes":1}]"#, "tier 0 (without type): missing field `type`"),
             (r#"[{"type":"tape"}]"#, "expected `memory` or `file`"),
-            (
-                r#"[{"type":"file","capacity_bytes":1}]"#,
-                "missing field `path`",
-            ),
-            (
-                r#"[{"type":"memory","capacity_bytes":-1}]"#,
-                "tier 0 (memory): invalid value",
-            ),
-            (
-                r#"[{"type":"memory","capacity_bytes":1,"size":2}]"#,
-                "unknown field `size`",
-            ),
-            (
-                r#"[{"type":"memory","capacity_bytes":1,"threads":0}]"#,
-                "threads = 0",
-            ),
-            (
-                r#"[{"type":"memory","capacity_bytes":1,"threads":"2"}]"#,
-                "invalid type: string",
-            ),
-            (
-                r#"[{"type":"memory","capacity_bytes":1,"load_deadline_s":-1}]"#,
-                "load_deadline_s",
-            ),
+            (r#"[{"type":"file","capacity_bytes":1}]"#, "missing field `path`"),
+            (r#"[{"type":"memory","capacity_bytes":-1}]"#, "tier 0 (memory): invalid value"),
+            (r#"[{"type":"memory","capacity_bytes":1,"size":2}]"#, "unknown field `size`"),
+            (r#"[{"type":"memory","capacity_bytes":1,"threads":0}]"#, "threads = 0"),
+            (r#"[{"type":"memory","capacity_bytes":1,"threads":"2"}]"#, "invalid type: string"),
+            (r#"[{"type":"memory","capacity_bytes":1,"load_deadline_s":-1}]"#, "load_deadline_s"),
             (
                 r#"[{"type":"memory","capacity_bytes":1},{"type":"memory","capacity_bytes":1}]"#,
                 "the name \"memory\" is taken",

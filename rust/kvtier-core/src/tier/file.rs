@@ -108,11 +108,7 @@ impl FileStore {
             path,
         };
         let found = store.scan()?;
-        check_room(
-            &store.path,
-            config.capacity_bytes,
-            found.len() as u64 * file_bytes,
-        )?;
+        check_room(&store.path, config.capacity_bytes, found.len() as u64 * file_bytes)?;
         store.adopt(&found)?;
         if is_new {
             write_identity(&store.path, &identity)?;
@@ -121,8 +117,7 @@ impl FileStore {
     }
 
     fn chunk_path(&self, slot: u32) -> PathBuf {
-        self.path
-            .join(format!("chunks/{:02x}/{slot}.kv", slot % 256))
+        self.path.join(format!("chunks/{:02x}/{slot}.kv", slot % 256))
     }
 
     fn temporary_path(&self, slot: u32) -> PathBuf {
@@ -134,20 +129,14 @@ impl FileStore {
         let mut found = Vec::new();
         for directory in read_directory(&self.path.join("chunks"))? {
             for path in read_directory(&directory)? {
-                let slot = path
-                    .file_stem()
-                    .and_then(|stem| stem.to_str()?.parse().ok());
+                let slot = path.file_stem().and_then(|stem| stem.to_str()?.parse().ok());
                 let slot = slot.filter(|&slot| path == self.chunk_path(slot));
-                let header = self
-                    .read_header(&path)
-                    .map_err(|source| io_error("reading", &path, source))?;
+                let header =
+                    self.read_header(&path).map_err(|source| io_error("reading", &path, source))?;
                 match slot.zip(header) {
-                    Some((slot, (header, time))) => found.push(Found {
-                        key: header.key().into(),
-                        time,
-                        slot,
-                        path,
-                    }),
+                    Some((slot, (header, time))) => {
+                        found.push(Found { key: header.key().into(), time, slot, path });
+                    }
                     // Torn by a crash, or not ours to serve: a miss, and its room is wanted.
                     None => remove_file(&path)?,
                 }
@@ -182,13 +171,9 @@ impl FileStore {
     fn adopt(&self, found: &[Found]) -> Result<(), TierError> {
         let mut adopted = Vec::with_capacity(found.len());
         let files = found.iter().map(|file| (&*file.key, file.slot));
-        self.index
-            .lock()
-            .restore(files, |taken| adopted.push(taken));
+        self.index.lock().restore(files, |taken| adopted.push(taken));
         let dropped = found.iter().zip(adopted).filter(|(_, taken)| !taken);
-        dropped
-            .map(|(file, _)| &file.path)
-            .try_for_each(|path| remove_file(path))
+        dropped.map(|(file, _)| &file.path).try_for_each(|path| remove_file(path))
     }
 
     /// Moves a slot's temporary file to its place.
@@ -213,10 +198,7 @@ impl FileStore {
 
     fn read(&self, slot: u32, key: &[u8], place: &mut [u8]) -> Result<Checksum, TierError> {
         let path = self.chunk_path(slot);
-        let corrupt = |what| TierError::Corrupt {
-            what,
-            key: key.into(),
-        };
+        let corrupt = |what| TierError::Corrupt { what, key: key.into() };
         let failed = |source: io::Error| match source.kind() {
             ErrorKind::NotFound => TierError::Missing(key.into()),
             ErrorKind::UnexpectedEof => corrupt("file"),
@@ -228,8 +210,7 @@ impl FileStore {
         let header = Header::parse(&page, self.namespace)
             .filter(|header| header.key() == key && header.payload_bytes() == place.len() as u64)
             .ok_or_else(|| corrupt("header"))?;
-        file.read_exact_at(place, HEADER_BYTES as u64)
-            .map_err(failed)?;
+        file.read_exact_at(place, HEADER_BYTES as u64).map_err(failed)?;
         Ok(header.payload_checksum())
     }
 }
@@ -252,11 +233,7 @@ impl ChunkStore for FileStore {
         let Some(reservation) = reserve(&self.index, key)? else {
             return Ok(Vec::new());
         };
-        let Reservation {
-            token,
-            slot,
-            evicted,
-        } = reservation;
+        let Reservation { token, slot, evicted } = reservation;
         let header = Header::new(key, bytes.len(), checksum(), self.namespace);
         match self.write(slot, &header, bytes) {
             Ok(()) => {
@@ -294,11 +271,7 @@ impl ChunkStore for FileStore {
 
     fn usage(&self) -> Usage {
         let chunks = self.index.lock().len() as u64;
-        Usage {
-            capacity_bytes: self.capacity_bytes,
-            used_bytes: chunks * self.file_bytes,
-            chunks,
-        }
+        Usage { capacity_bytes: self.capacity_bytes, used_bytes: chunks * self.file_bytes, chunks }
     }
 
     fn close(&self) {
@@ -314,11 +287,7 @@ struct Found {
 }
 
 fn io_error(what: &'static str, path: &Path, source: io::Error) -> TierError {
-    TierError::Io {
-        what,
-        path: path.to_owned(),
-        source,
-    }
+    TierError::Io { what, path: path.to_owned(), source }
 }
 
 fn rename(from: &Path, to: &Path) -> Result<(), TierError> {
@@ -355,11 +324,7 @@ fn check_room(path: &Path, wanted: u64, held: u64) -> Result<(), TierError> {
         .map_err(|error| io_error("asking for free space of", existing, error.into()))?;
     let available = stat.f_bavail * stat.f_frsize + held;
     if wanted > available {
-        return Err(TierError::DeviceTooSmall {
-            path: path.to_owned(),
-            wanted,
-            available,
-        });
+        return Err(TierError::DeviceTooSmall { path: path.to_owned(), wanted, available });
     }
     Ok(())
 }
@@ -437,9 +402,7 @@ fn identity_text(identity: &Identity) -> String {
 }
 
 fn remove_temporary_files(path: &Path) -> Result<(), TierError> {
-    read_directory(&path.join("tmp"))?
-        .iter()
-        .try_for_each(|path| remove_file(path))
+    read_directory(&path.join("tmp"))?.iter().try_for_each(|path| remove_file(path))
 }
 
 #[cfg(test)]

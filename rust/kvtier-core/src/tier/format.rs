@@ -115,10 +115,7 @@ mod tests {
         assert_eq!(read.key(), b"0123456789");
         assert_eq!(read.payload_bytes(), 4096);
         assert_eq!(read.payload_checksum(), Checksum(42));
-        assert!(
-            Header::parse(&page, Checksum(8)).is_none(),
-            "another namespace"
-        );
+        assert!(Header::parse(&page, Checksum(8)).is_none(), "another namespace");
         for bit in 0..size_of::<Header>() * 8 {
             page[bit / 8] ^= 1 << (bit % 8);
             assert!(Header::parse(&page, namespace).is_none(), "bit {bit}");

@@ -38,13 +38,7 @@ pub enum Failure {
 
 impl Failure {
     /// All causes, in the order of their numbers.
-    pub const ALL: [Self; 5] = [
-        Self::Lost,
-        Self::Io,
-        Self::Corrupt,
-        Self::Missing,
-        Self::Full,
-    ];
+    pub const ALL: [Self; 5] = [Self::Lost, Self::Io, Self::Corrupt, Self::Missing, Self::Full];
 }
 
 impl From<&TierError> for Failure {
@@ -86,12 +80,7 @@ impl Chunks {
     pub fn new(keys: KeyBatch, tokens: Vec<Token>, slots: Vec<Slot>) -> Self {
         debug_assert!(keys.len() == slots.len() && keys.len() == tokens.len());
         let checksums = (0..slots.len()).map(|_| OnceLock::new()).collect();
-        Self {
-            keys,
-            tokens,
-            slots,
-            checksums,
-        }
+        Self { keys, tokens, slots, checksums }
     }
 
     /// Number of chunks.
@@ -184,18 +173,8 @@ impl Job {
         results: Arc<Results>,
         cancelled: Arc<AtomicBool>,
     ) -> Self {
-        let outcomes = (0..chunks.len())
-            .map(|_| AtomicU8::new(Failure::Lost as u8))
-            .collect();
-        Self {
-            id,
-            chunks,
-            region,
-            results,
-            cancelled,
-            outcomes,
-            tally: Mutex::default(),
-        }
+        let outcomes = (0..chunks.len()).map(|_| AtomicU8::new(Failure::Lost as u8)).collect();
+        Self { id, chunks, region, results, cancelled, outcomes, tally: Mutex::default() }
     }
 
     fn report(&self, index: usize, outcome: Outcome, busy: Duration) {
@@ -334,10 +313,7 @@ impl LoadJob {
     ///
     /// # Safety
     /// One worker at a time asks for the place of a chunk, and lets go of it before it delivers.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "one worker a chunk, by the contract above"
-    )]
+    #[expect(clippy::mut_from_ref, reason = "one worker a chunk, by the contract above")]
     pub unsafe fn place(&self, index: usize) -> &mut [u8] {
         // SAFETY: the slot is the job's alone by `LoadJob::new`, and the chunk this worker's by
         // the contract above.
@@ -359,10 +335,7 @@ impl LoadJob {
         if good {
             Ok(())
         } else {
-            Err(TierError::Corrupt {
-                what: "payload",
-                key: self.key(index).into(),
-            })
+            Err(TierError::Corrupt { what: "payload", key: self.key(index).into() })
         }
     }
 

@@ -66,11 +66,7 @@ impl ChunkStore for MemoryStore {
         let Some(reservation) = reserve(&self.index, key)? else {
             return Ok(Vec::new());
         };
-        let Reservation {
-            token,
-            slot,
-            evicted,
-        } = reservation;
+        let Reservation { token, slot, evicted } = reservation;
         // SAFETY: the slot is in state writing, and this call is its one writer.
         unsafe { self.region.slot_mut(slot) }.copy_from_slice(bytes);
         self.checksums[slot as usize].store(checksum().0, Ordering::Release);

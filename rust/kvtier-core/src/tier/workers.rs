@@ -53,11 +53,8 @@ pub(super) struct Workers {
 impl Workers {
     /// Starts `threads` threads that call themselves `name`.
     pub(super) fn start(name: &str, threads: usize) -> std::io::Result<Self> {
-        let workers = Self {
-            shared: Arc::default(),
-            threads: Mutex::default(),
-            owner: std::process::id(),
-        };
+        let workers =
+            Self { shared: Arc::default(), threads: Mutex::default(), owner: std::process::id() };
         for number in 0..threads.max(1) {
             let shared = Arc::clone(&workers.shared);
             let thread = std::thread::Builder::new()
@@ -91,10 +88,7 @@ impl Workers {
         let (loads, stores) = {
             let mut queue = self.shared.queue.lock();
             queue.closed = true;
-            (
-                std::mem::take(&mut queue.loads),
-                std::mem::take(&mut queue.stores),
-            )
+            (std::mem::take(&mut queue.loads), std::mem::take(&mut queue.stores))
         };
         // Outside the lock: dropping a task reports its job.
         drop((loads, stores));
@@ -152,10 +146,7 @@ mod tests {
         let (done, order) = mpsc::channel();
         let (gate, opened) = mpsc::channel::<()>();
         // Holds the only worker until everything is queued.
-        workers.queue(
-            true,
-            std::iter::once(boxed(move || opened.recv().expect("gate"))),
-        );
+        workers.queue(true, std::iter::once(boxed(move || opened.recv().expect("gate"))));
         let send = |what: &'static str| {
             let done = done.clone();
             boxed(move || done.send(what).expect("listening"))
@@ -164,10 +155,7 @@ mod tests {
         workers.queue(true, (0..10).map(|_| send("load")));
         gate.send(()).expect("worker waits");
         let order: Vec<_> = order.iter().take(12).collect();
-        let first = order
-            .iter()
-            .position(|&what| what == "store")
-            .expect("stores ran");
+        let first = order.iter().position(|&what| what == "store").expect("stores ran");
         assert_eq!(first, LOADS_IN_A_ROW as usize - 1, "{order:?}");
     }
 
@@ -176,10 +164,7 @@ mod tests {
         let workers = Workers::start("test", 1).expect("thread");
         let (done, heard) = mpsc::channel();
         workers.queue(true, std::iter::once(boxed(|| panic!("planted"))));
-        workers.queue(
-            true,
-            std::iter::once(boxed(move || done.send(()).expect("listening"))),
-        );
+        workers.queue(true, std::iter::once(boxed(move || done.send(()).expect("listening"))));
         heard.recv().expect("the worker lives");
     }
 

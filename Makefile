@@ -1,0 +1,84 @@
+# kvtier: everything a contributor runs. `make help` lists the targets.
+#
+# The set-up is incremental: .venv is made once, packages are installed when requirements-dev.txt
+# changes, and the release wheel is built when a source file changes. Tests run on that wheel.
+
+PYTHON ?= python3
+VENV ?= .venv
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+WHEELS := target/wheels
+SOURCES := Cargo.toml Cargo.lock pyproject.toml README.md LICENSE \
+	$(shell find rust python -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.py' -o -name '*.pyi' -o -name py.typed \))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | \
+		awk -F'\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "kvtier needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1). Use make PYTHON=..." >&2; exit 2; }
+	@command -v cargo >/dev/null || \
+		{ echo "kvtier needs a Rust toolchain (cargo), 1.89 or later: see https://rustup.rs" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.packages: requirements-dev.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/.wheel: $(SOURCES) $(VENV)/.packages
+	@rm -rf $(WHEELS)
+	$(BIN)/maturin build --quiet --release --locked --out $(WHEELS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(WHEELS)/kvtier-*.whl
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(WHEELS)/kvtier-*.whl
+	@touch $@
+
+.PHONY: setup
+setup: $(VENV)/.wheel ## Make .venv, build the release wheel, install it
+
+.PHONY: demo
+demo: setup ## Run the demo: chats that come back, served from host memory and disk
+	$(BIN)/kvtier demo $(DEMO_ARGS)
+
+.PHONY: test
+test: setup test-rust lint-python test-python ## Run everything: formats, lints, types, Rust and Python tests
+
+.PHONY: test-rust
+test-rust: ## Run cargo fmt --check, clippy and cargo test
+	cargo fmt --all --check
+	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	cargo test --quiet --locked --workspace
+
+.PHONY: lint-python
+lint-python: setup ## Run ruff, mypy --strict and stubtest against the extension
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest kvtier._kvtier --mypy-config-file pyproject.toml \
+		--allowlist tests/stubtest-allowlist.txt --ignore-unused-allowlist
+
+.PHONY: test-python
+test-python: setup ## Run pytest on the installed wheel (PYTEST_ARGS=...)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: ## Run the criterion benchmarks
+	cargo bench --locked --workspace
+
+.PHONY: format
+format: $(VENV)/.packages ## Format Rust and Python
+	cargo fmt --all
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: clean
+clean: ## Remove everything that was built, .venv too
+	rm -rf target $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

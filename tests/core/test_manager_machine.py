@@ -1,0 +1,172 @@
+"""The manager over real tiers against a model: what was stored under a key, if anything.
+
+Steps store, look up, load, damage files, and restart on the same directory. Whatever happens, a
+key that answers HIT gives the very bytes that were stored under it, and every pin comes back.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import kvtier
+from kvtier import HIT, HIT_PENDING, MISS
+
+KEY_BYTES = 8
+CHUNK = 4096
+NUMBERS = st.lists(st.integers(0, 11), min_size=1, max_size=4, unique=True)
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(KEY_BYTES, "big")
+
+
+def content(number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(number).integers(0, 256, CHUNK, np.uint8)
+
+
+class TieredChunks(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.path = Path(tempfile.mkdtemp(prefix="kvtier-machine-"))
+        self.request = 0
+        self.prepared: dict[int, tuple[int, int]] = {}
+        self.loading: list[tuple[int, int]] = []
+
+    @initialize(with_memory=st.booleans())
+    def open(self, with_memory: bool) -> None:
+        self.with_memory = with_memory
+        self.start()
+
+    def start(self) -> None:
+        self.region = kvtier.Region(5, CHUNK, kind="anonymous")
+        self.rows = np.asarray(self.region)
+        tiers: list[dict[str, Any]] = [
+            {"type": "file", "path": self.path, "capacity_bytes": 9 * 2 * CHUNK, "threads": 1}
+        ]
+        if self.with_memory:
+            tiers.insert(0, {"type": "memory", "capacity_bytes": 3 * CHUNK})
+        self.manager = kvtier.Manager(self.region, tiers, key_bytes=KEY_BYTES, namespace="m")
+
+    def next_request(self) -> int:
+        self.request += 1
+        return self.request
+
+    @rule(numbers=NUMBERS)
+    def prepare(self, numbers: list[int]) -> None:
+        request = self.next_request()
+        prepared = self.manager.prepare_store(request, [key(number) for number in numbers])
+        if prepared is None:
+            return
+        assert not {key(number) for number in numbers} & set(prepared.evicted)
+        for index, slot in zip(prepared.indices, prepared.slots, strict=True):
+            self.prepared[numbers[index]] = (request, int(slot))
+
+    @precondition(lambda self: self.prepared)
+    @rule(data=st.data(), ok=st.booleans())
+    def complete(self, data: st.DataObject, ok: bool) -> None:
+        number = data.draw(st.sampled_from(sorted(self.prepared)))
+        request, slot = self.prepared.pop(number)
+        self.rows[slot] = content(number) if ok else 0
+        self.manager.complete_store(request, [key(number)], ok)
+        self.manager.request_finished(request)
+
+    @rule(numbers=NUMBERS, prefix=st.booleans(), drain=st.booleans())
+    def look_up(self, numbers: list[int], prefix: bool, drain: bool) -> None:
+        batch = [key(number) for number in numbers]
+        verb = self.manager.lookup_prefix if prefix else self.manager.lookup
+        answers = verb(self.next_request(), batch).tolist()
+        if prefix:
+            assert MISS not in answers
+        for number in numbers:
+            if number in self.prepared:
+                position = numbers.index(number)
+                assert position >= len(answers) or answers[position] == HIT_PENDING
+        if drain:
+            assert self.manager.drain(30)
+        else:
+            self.manager.end_step()
+
+    @rule(number=st.integers(0, 11))
+    def load(self, number: int) -> None:
+        request = self.next_request()
+        if self.manager.lookup(request, [key(number)]).tolist() != [HIT]:
+            return
+        (slot,) = self.manager.prepare_load(request, [key(number)])
+        assert (self.rows[slot] == content(number)).all()
+        self.loading.append((request, number))
+
+    @precondition(lambda self: self.loading)
+    @rule()
+    def end_load(self) -> None:
+        request, number = self.loading.pop(0)
+        (slot,) = self.manager.prepare_load(request, [key(number)])
+        assert (self.rows[slot] == content(number)).all(), "a pinned slot was rewritten"
+        for _ in range(2):
+            self.manager.complete_load(request, [key(number)])
+        self.manager.request_finished(request)
+
+    @rule(numbers=NUMBERS)
+    def touch(self, numbers: list[int]) -> None:
+        self.manager.touch(self.next_request(), [key(number) for number in numbers])
+
+    @rule(kind=st.sampled_from(["cut", "flip", "zeros", "gone"]), data=st.data())
+    def damage(self, kind: str, data: st.DataObject) -> None:
+        files = sorted(self.path.glob("chunks/*/*.kv"))
+        if not files:
+            return
+        path = data.draw(st.sampled_from(files))
+        try:
+            raw = bytearray(path.read_bytes())
+        except FileNotFoundError:
+            return
+        if kind == "gone":
+            path.unlink(missing_ok=True)
+        elif kind == "cut":
+            path.write_bytes(raw[: data.draw(st.integers(0, max(len(raw) - 1, 0)))])
+        elif kind == "zeros":
+            path.write_bytes(bytes(len(raw)))
+        elif raw:
+            # In the header's fields or in the payload: the rest of the header page is padding.
+            places = st.one_of(st.integers(0, 103), st.integers(CHUNK, 2 * CHUNK - 1))
+            raw[min(data.draw(places), len(raw) - 1)] ^= 1 << data.draw(st.integers(0, 7))
+            path.write_bytes(raw)
+
+    @rule()
+    def restart(self) -> None:
+        self.manager.shutdown()
+        self.prepared.clear()
+        self.loading.clear()
+        self.start()
+
+    @invariant()
+    def holds(self) -> None:
+        if not hasattr(self, "manager"):
+            return
+        self.manager.validate()
+        for tier in self.manager.stats()["tiers"].values():
+            assert tier["used_bytes"] <= tier["capacity_bytes"]
+
+    def teardown(self) -> None:
+        if hasattr(self, "manager"):
+            while self.loading:
+                request, number = self.loading.pop()
+                self.manager.complete_load(request, [key(number)])
+            for number, (request, _) in self.prepared.items():
+                self.manager.complete_store(request, [key(number)], False)
+            assert self.manager.drain(30)
+            stats = self.manager.stats()["primary"]
+            assert (stats["pinned"], stats["writing"], stats["detached"]) == (0, 0, 0)
+            self.manager.shutdown()
+        shutil.rmtree(self.path)
+
+
+TestTieredChunks = TieredChunks.TestCase
+TestTieredChunks.settings = settings(max_examples=60, stateful_step_count=40)
