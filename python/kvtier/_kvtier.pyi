@@ -162,7 +162,8 @@ class Manager:
         """`(kind, tier, keys)` since the last call: kind is "stored" or "removed", tier is
         "primary" or a tier's name. Empty unless made with `events=True`."""
     def stats(self) -> dict[str, Any]:
-        """One snapshot: `{"primary": {...}, "tiers": {name: {...}}}`; the fields are listed in `kvtier.config`."""
+        """One snapshot: `{"primary": PrimaryStats, "tiers": {name: TierStats}}`, typed and
+        explained in `kvtier.config`. Works after `shutdown` too."""
     def validate(self) -> None:
         """Walks every invariant of the index; raises `InvariantError` on the first broken one."""
 

@@ -254,6 +254,29 @@ fn what_was_not_prepared_cannot_be_completed() {
 }
 
 #[test]
+fn a_request_with_an_open_store_cannot_complete_what_is_ready_or_promoted() {
+    let tier = held(true);
+    let manager = manager(vec![slot("held", Box::new(Arc::clone(&tier)))]);
+    store(&manager, &[1]);
+    look(&manager, &[2]);
+    manager.prepare_store(1, &keys(&[3])).expect("open").expect("room");
+    for other in [1, 2] {
+        let error = manager.complete_store(1, &keys(&[other]), true).expect_err("refused");
+        assert!(error.to_string().contains("not being stored"), "{error}");
+    }
+    manager.complete_store(1, &keys(&[3]), true).expect("prepared");
+    manager.validate().expect("invariants hold");
+}
+
+#[test]
+fn without_tiers_too_the_tail_of_a_call_goes_before_its_head() {
+    let manager = manager(Vec::new());
+    store(&manager, &[1, 2, 3, 4]);
+    let prepared = manager.prepare_store(9, &keys(&[5, 6])).expect("open").expect("room");
+    assert_eq!(prepared.evicted, vec![Box::from([4; 8]), Box::from([3; 8])]);
+}
+
+#[test]
 fn a_failed_store_leaves_no_trace() {
     let manager = manager(Vec::new());
     manager.prepare_store(1, &keys(&[1, 2])).expect("open").expect("room");

@@ -74,10 +74,16 @@ fn the_capacity_holds_and_the_oldest_goes() {
     assert_eq!(files(directory.path()).len(), 1);
 }
 
+/// Puts a whole chunk of another key or namespace in a file's place.
+fn swap(path: &Path, number: u8, namespace: Checksum) {
+    let header = Header::new(&key(number), CHUNK, Checksum::of(&chunk(number)), namespace);
+    fs::write(path, [&header.page()[..], &chunk(number)].concat()).unwrap();
+}
+
 #[test]
 fn damage_of_every_kind_is_an_error_and_never_bytes() {
     type Damage = fn(&Path);
-    let kinds: [(&str, Damage); 6] = [
+    let kinds: [(&str, Damage); 7] = [
         ("cut", |path| File::options().write(true).open(path).unwrap().set_len(4500).unwrap()),
         ("empty", |path| fs::write(path, []).unwrap()),
         ("zeros", |path| fs::write(path, vec![0; HEADER_BYTES + CHUNK]).unwrap()),
@@ -87,10 +93,8 @@ fn damage_of_every_kind_is_an_error_and_never_bytes() {
             fs::write(path, bytes).unwrap();
         }),
         ("gone", |path| fs::remove_file(path).unwrap()),
-        ("another's", |path| {
-            let header = Header::new(&key(5), CHUNK, Checksum::of(&chunk(5)), Checksum(1));
-            fs::write(path, [&header.page()[..], &chunk(5)].concat()).unwrap();
-        }),
+        ("another namespace's", |path| swap(path, 5, Checksum(1))),
+        ("another key's", |path| swap(path, 6, Checksum::of(b"{\"model\":\"a\"}"))),
     ];
     for (kind, damage) in kinds {
         let directory = tempfile::tempdir().expect("temporary");
