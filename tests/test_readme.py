@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_library_example_runs(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "/tmp/kvtier-store" in code
+    code = code.replace("/tmp/kvtier-store", str(tmp_path))
+    code += "\nassert (manager.stats()['primary']['loaded_chunks']) == 2\n"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+    assert len(list(tmp_path.glob("chunks/*/*.kv"))) == 2
+
+
+def test_make_targets_in_the_readme_exist() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in ("README.md", "CONTRIBUTING.md"):
+        wanted = set(re.findall(r"`?make ([a-z][a-z-]*)", (ROOT / page).read_text()))
+        assert wanted <= targets | {"sure"}, page
