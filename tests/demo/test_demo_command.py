@@ -53,7 +53,7 @@ def test_the_json_output_is_one_object(tmp_path: Path) -> None:
     # Another identity: refused, and the store is as it was.
     before = sorted(tmp_path.rglob("*"))
     result = run(*SMALL, "--dir", tmp_path, "--seed", "1")
-    assert_refused(result, "holds another namespace: use another directory")
+    assert_refused(result, "use another directory: namespace.model.weights_seed is 0, expected 1\n")
     assert sorted(tmp_path.rglob("*")) == before
 
 

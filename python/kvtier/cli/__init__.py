@@ -90,7 +90,8 @@ def _complain(line: str) -> None:
 def _reason(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "out of memory; ask for less"
-    return _one_line(str(error)) or type(error).__name__
+    # Details that a message puts into further lines are for logs.
+    return str(error).partition("\n")[0].strip() or type(error).__name__
 
 
 def _one_line(text: str) -> str:

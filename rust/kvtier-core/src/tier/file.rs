@@ -8,6 +8,7 @@
 //! One process owns a directory, by `flock`. `capacity_bytes` bounds the chunk files including
 //! those being written; the few kilobytes of identity and directories come on top.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::FileExt;
@@ -16,6 +17,7 @@ use std::time::SystemTime;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::format::{FORMAT, HEADER_BYTES, Header};
 use super::memory::{Reservation, detach_unpinned, lookup, pin, reserve, touch};
@@ -378,27 +380,71 @@ fn check_identity(path: &Path, expected: &Identity) -> Result<(), TierError> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(source) => return Err(io_error("reading", &file, source)),
     };
-    if serde_json::from_str::<Identity>(&text).is_ok_and(|found| found == *expected) {
+    let found = serde_json::from_str::<Identity>(&text);
+    if found.as_ref().is_ok_and(|found| found == expected) {
         return Ok(());
     }
+    let found = found.map_or(Value::String(text), |found| found.shown());
+    let expected = expected.shown();
     Err(TierError::Identity {
         path: path.to_owned(),
-        found: text.trim().to_owned(),
-        expected: identity_text(expected),
+        differences: differences(&found, &expected).join("; "),
+        found: found.to_string(),
+        expected: expected.to_string(),
     })
+}
+
+impl Identity {
+    /// For people: the namespace as the JSON it is, if it is.
+    fn shown(&self) -> Value {
+        let mut shown = json!(self);
+        if let Ok(namespace) = serde_json::from_str(&self.namespace) {
+            shown["namespace"] = namespace;
+        }
+        shown
+    }
+}
+
+/// What differs between two identities, field by field.
+fn differences(found: &Value, expected: &Value) -> Vec<String> {
+    let (mut ours, mut theirs) = (BTreeMap::new(), BTreeMap::new());
+    flatten("", found, &mut ours);
+    flatten("", expected, &mut theirs);
+    let absent = || "nothing".to_owned();
+    let fields: BTreeSet<_> = ours.keys().chain(theirs.keys()).collect();
+    fields
+        .into_iter()
+        .filter(|&field| ours.get(field) != theirs.get(field))
+        .map(|field| {
+            let found = ours.get(field).cloned().unwrap_or_else(absent);
+            let expected = theirs.get(field).cloned().unwrap_or_else(absent);
+            format!("{field} is {found}, expected {expected}")
+        })
+        .collect()
+}
+
+/// Every leaf of a JSON value under its dotted path.
+fn flatten(path: &str, value: &Value, leaves: &mut BTreeMap<String, String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let dot = if path.is_empty() { "" } else { "." };
+                flatten(&format!("{path}{dot}{name}"), value, leaves);
+            }
+        }
+        leaf => {
+            leaves.insert(path.to_owned(), leaf.to_string());
+        }
+    }
 }
 
 /// Writes the identity of a new store: last of all, when it is known to work.
 fn write_identity(path: &Path, identity: &Identity) -> Result<(), TierError> {
     let file = path.join(IDENTITY_FILE);
     let temporary = path.join("tmp").join(IDENTITY_FILE);
-    fs::write(&temporary, identity_text(identity))
+    fs::write(&temporary, json!(identity).to_string())
         .map_err(|source| io_error("writing", &temporary, source))?;
     rename(&temporary, &file)
-}
-
-fn identity_text(identity: &Identity) -> String {
-    serde_json::to_string(identity).unwrap_or_else(|error| error.to_string())
 }
 
 fn remove_temporary_files(path: &Path) -> Result<(), TierError> {

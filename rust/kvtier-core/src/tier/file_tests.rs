@@ -143,7 +143,11 @@ fn another_identity_is_refused_with_both_shown() {
     let error = FileStore::open(&other).err().expect("refused");
     assert!(matches!(error, TierError::Identity { .. }));
     let text = error.to_string();
-    assert!(text.contains("\\\"a\\\"") && text.contains("\\\"b\\\""), "{text}");
+    let differences = "use another directory: namespace.model is \"a\", expected \"b\"\n";
+    assert!(text.contains(differences), "{text}");
+    assert!(text.contains("{\"model\":\"a\"}") && text.contains("{\"model\":\"b\"}"), "{text}");
+    fs::write(directory.path().join(IDENTITY_FILE), "?").expect("written");
+    assert!(matches!(FileStore::open(&other), Err(TierError::Identity { .. })), "not readable");
 }
 
 #[test]

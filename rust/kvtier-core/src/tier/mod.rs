@@ -105,12 +105,15 @@ pub enum TierError {
     },
     /// Data of somebody else.
     #[error(
-        "{path} holds another namespace: use another directory\n  found:    {found}\n  expected: \
-         {expected}", path = path.display()
+        "{path} holds another namespace, use another directory: {differences}\n  found:    {found}\n  \
+         expected: {expected}",
+        path = path.display()
     )]
     Identity {
         /// The store.
         path: PathBuf,
+        /// The fields that differ, with both values.
+        differences: String,
         /// Whose it is.
         found: String,
         /// Whose it should be.
