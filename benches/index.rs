@@ -6,7 +6,7 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use hashbrown::HashMap;
-use kvtier_core::index::{Index, Pin, PolicyKind, Writer};
+use kvtier_core::index::{ANYONE, Chain, Index, Pin, PolicyKind, Writer};
 use kvtier_core::key::KeyBatch;
 use std::hint::black_box;
 
@@ -36,7 +36,10 @@ fn batch(first: u64) -> KeyBatch {
 fn store(index: &mut Index, keys: &KeyBatch) {
     index.begin_call();
     let numbered = (0..).zip(keys.iter());
-    let reserved = index.reserve(numbered, Writer::Store).expect("distinct").expect("room");
+    let reserved = index
+        .reserve(numbered, Writer::Store, ANYONE, &mut Chain::default())
+        .expect("distinct")
+        .expect("room");
     for &token in reserved.tokens.iter().rev() {
         index.commit(token);
     }

@@ -11,6 +11,7 @@
 //! | [`checksum`] | are they still the bytes that were stored? |
 //! | [`tier`] | what is behind the primary tier, and how do chunks get there and back? |
 //! | [`manager`] | what moves when? |
+//! | [`replay`] | what would another policy or size have hit? |
 //! | [`copy`] | paged tensors in host memory to slots and back |
 //!
 //! # Lock order
@@ -25,4 +26,5 @@ pub mod index;
 pub mod key;
 pub mod manager;
 pub mod region;
+pub mod replay;
 pub mod tier;

@@ -3,7 +3,7 @@
 //! After every operation both must agree on every key, on what was evicted and in which order,
 //! and `validate` must find nothing.
 
-use kvtier_core::index::{Index, IndexError, Pin, PolicyKind, State, Writer};
+use kvtier_core::index::{ANYONE, Chain, Index, IndexError, Pin, PolicyKind, State, Writer};
 use kvtier_core::key::KeyBatch;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -113,7 +113,12 @@ fn step(index: &mut Index, model: &mut Model, operation: &Operation) {
         Operation::Reserve(ref keys) => {
             index.begin_call();
             let batch = batch(keys);
-            let got = index.reserve((0..).zip(batch.iter()), Writer::Store);
+            let got = index.reserve(
+                (0..).zip(batch.iter()),
+                Writer::Store,
+                ANYONE,
+                &mut Chain::default(),
+            );
             match (got, model.reserve(keys)) {
                 (Ok(None), Ok(None)) => {}
                 (Ok(Some(reserved)), Ok(Some((new, victims)))) => {
@@ -182,7 +187,7 @@ fn step(index: &mut Index, model: &mut Model, operation: &Operation) {
         }
         Operation::Touch(key) => {
             if let Some(at) = model.at(key) {
-                index.touch(index.find(&bytes(key)).expect("the model has it"));
+                index.touch(index.find(&bytes(key)).expect("the model has it"), ANYONE);
                 if model.entries[at].evictable() {
                     model.use_now(at);
                 }
@@ -258,8 +263,10 @@ fn a_full_pin_counter_is_an_error_that_names_the_key() {
     let mut index = Index::new(1, 8, PolicyKind::Lru).expect("small");
     let keys = batch(&[7]);
     index.begin_call();
-    let reserved =
-        index.reserve((0..).zip(keys.iter()), Writer::Store).expect("new").expect("room");
+    let reserved = index
+        .reserve((0..).zip(keys.iter()), Writer::Store, ANYONE, &mut Chain::default())
+        .expect("new")
+        .expect("room");
     let token = reserved.tokens[0];
     index.commit(token);
     for _ in 0..u16::MAX {

@@ -28,6 +28,11 @@ impl Links {
         }
     }
 
+    /// Bytes on the heap.
+    pub fn heap_bytes(&self) -> usize {
+        self.0.capacity() * size_of::<Link>()
+    }
+
     /// Whether `token` is in a list.
     pub fn is_linked(&self, token: Token) -> bool {
         self.0[token as usize] != detached(token)

@@ -8,8 +8,8 @@
 //!
 //! Entries live in a slab and are named by `u32` tokens; one hash table maps keys to tokens;
 //! policies thread their lists through tokens. There is no pointer and no allocation a key
-//! after warm-up. Memory an entry with LRU and keys of 36 bytes: 36 (key) + 16 (state) + 8
-//! (links) + 5 to 11 (table), 71 bytes at most.
+//! after warm-up. Memory an entry with LRU and keys of 36 bytes: 36 (key) + 20 (state) + 8
+//! (links) + 5 to 11 (table), 75 bytes at most.
 //!
 //! Every tier is an index over slots of its own medium: the primary tier over the region, the
 //! memory tier over a second region, the file tier over files.
@@ -19,6 +19,7 @@
 //! - An entry is in the policy's lists exactly when it is ready and has no pin.
 //! - A batch call changes everything it names or nothing.
 
+mod chain;
 mod list;
 mod lru;
 mod policy;
@@ -28,8 +29,9 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry as Place;
 use std::hash::{BuildHasher, Hasher};
 
+pub use chain::Chain;
 pub use list::{Links, List};
-pub use policy::{Policy, PolicyKind, UnknownPolicy};
+pub use policy::{Policy, PolicyKind, Removal, UnknownPolicy};
 
 use crate::key::{HexKey, KeyBatch, KeyError, check_key_bytes};
 
@@ -39,6 +41,10 @@ pub type Token = u32;
 pub type Slot = u32;
 /// No token, no slot.
 pub const NIL: u32 = u32::MAX;
+/// Names who uses a key, so that one request's second use is told from another's first.
+pub type Requester = u32;
+/// A requester that is different from every other, itself included.
+pub const ANYONE: Requester = 0;
 /// The largest capacity: tokens are `u32`, and the last one means none.
 pub const MAX_CAPACITY: u32 = u32::MAX / 2;
 
@@ -104,6 +110,8 @@ struct Entry {
     slot: Slot,
     /// The call that last named this entry; see [`Index::begin_call`].
     call: u32,
+    /// Who used it last.
+    requester: Requester,
     load_pins: u16,
     job_pins: u16,
     state: State,
@@ -112,6 +120,10 @@ struct Entry {
 impl Entry {
     fn pinned(&self) -> bool {
         self.load_pins != 0 || self.job_pins != 0
+    }
+
+    fn evictable(&self) -> bool {
+        self.state == State::Ready && !self.pinned()
     }
 }
 
@@ -156,10 +168,13 @@ pub struct Index {
     next_slot: Slot,
     policy: Box<dyn Policy>,
     call: u32,
+    /// Evictable entries that the running call marked.
+    protected: usize,
     writing: usize,
     pinned: usize,
     detached: usize,
     victims: Vec<Token>,
+    parents: Vec<Token>,
 }
 
 impl std::fmt::Debug for Index {
@@ -192,12 +207,14 @@ impl Index {
             free_tokens: Vec::new(),
             free_slots: Vec::new(),
             next_slot: 0,
-            policy: policy.build(),
+            policy: policy.build(capacity as usize),
             call: 0,
+            protected: 0,
             writing: 0,
             pinned: 0,
             detached: 0,
             victims: Vec::new(),
+            parents: Vec::new(),
         })
     }
 
@@ -254,6 +271,7 @@ impl Index {
     /// Begins a batch call. Entries that the call marks with [`Index::mark`] are protected from
     /// eviction until the next call begins.
     pub fn begin_call(&mut self) {
+        self.protected = 0;
         self.call = self.call.wrapping_add(1);
         if self.call == 0 {
             // Once in 2^32 calls: old marks could look like new ones.
@@ -264,15 +282,17 @@ impl Index {
 
     /// Marks an entry as named by the running call; false if it was already.
     pub fn mark(&mut self, token: Token) -> bool {
-        let call = self.call;
-        std::mem::replace(&mut self.entries[token as usize].call, call) != call
+        let entry = &mut self.entries[token as usize];
+        let new = std::mem::replace(&mut entry.call, self.call) != self.call;
+        self.protected += usize::from(new && entry.evictable());
+        new
     }
 
     /// Reserves a slot for every key of the batch that is absent, evicting as needed. All or
     /// nothing: `None`, and nothing changed, when the room cannot be made. Present keys of the
     /// batch, and everything else the running call marked, are never evicted for it.
     ///
-    /// The caller began the call.
+    /// The keys continue `chain`, in the order of their prefix. The caller began the call.
     ///
     /// # Errors
     /// [`IndexError::Duplicate`] for a key that the call named before.
@@ -280,28 +300,44 @@ impl Index {
         &mut self,
         keys: impl Iterator<Item = (u32, &'k [u8])>,
         writer: Writer,
+        requester: Requester,
+        chain: &mut Chain,
     ) -> Result<Option<Reserved>, IndexError> {
         let mut reserved = Reserved::default();
+        let mut links = std::mem::take(&mut self.parents);
+        links.clear();
         for (index, key) in keys {
-            match self.insert_absent(key, writer) {
+            let parent = chain.parent(self, key);
+            let token = match self.insert_absent(key, writer, requester) {
                 Ok(token) => {
                     reserved.indices.push(index);
                     reserved.tokens.push(token);
+                    links.push(parent);
+                    token
                 }
-                Err(present) => {
-                    if !self.mark(present) {
-                        self.forget(&reserved.tokens);
-                        return Err(IndexError::Duplicate(key.into()));
-                    }
+                Err(present) if self.mark(present) => present,
+                Err(_) => {
+                    self.forget(&reserved.tokens);
+                    chain.keep(self);
+                    self.parents = links;
+                    return Err(IndexError::Duplicate(key.into()));
                 }
-            }
+            };
+            chain.follow(key, token);
         }
-        let wanted = reserved.tokens.len();
-        let missing = wanted.saturating_sub(self.free());
-        if !self.evict(missing, &mut reserved.evicted) {
+        let missing = reserved.tokens.len().saturating_sub(self.free());
+        if missing > self.policy.evictable() - self.protected {
             self.forget(&reserved.tokens);
+            chain.keep(self);
+            self.parents = links;
             return Ok(None);
         }
+        for (&token, &parent) in reserved.tokens.iter().zip(&links) {
+            let fingerprint = self.fingerprint(token);
+            self.policy.admit(token, fingerprint, parent);
+        }
+        self.parents = links;
+        self.evict(missing, &mut reserved.evicted);
         for &token in &reserved.tokens {
             let slot = self.free_slots.pop().unwrap_or_else(|| {
                 self.next_slot += 1;
@@ -310,6 +346,7 @@ impl Index {
             self.entries[token as usize].slot = slot;
             reserved.slots.push(slot);
         }
+        chain.keep(self);
         Ok(Some(reserved))
     }
 
@@ -318,29 +355,34 @@ impl Index {
         self.free_slots.len() + (self.capacity - self.next_slot) as usize
     }
 
-    /// Evicts `count` entries that the running call did not mark; false, and nothing changed,
-    /// when there are not as many.
-    fn evict(&mut self, count: usize, evicted: &mut Vec<Box<[u8]>>) -> bool {
+    /// Evicts `count` entries that the running call did not mark; there are as many.
+    fn evict(&mut self, count: usize, evicted: &mut Vec<Box<[u8]>>) {
         if count == 0 {
-            return true;
-        }
-        if count > self.policy.evictable() {
-            return false;
+            return;
         }
         let mut victims = std::mem::take(&mut self.victims);
         victims.clear();
         let (entries, call) = (&self.entries, self.call);
         let protected = |token: Token| entries[token as usize].call == call;
-        let enough = self.policy.victims(count, &protected, &mut victims);
-        if enough {
-            for &token in &victims {
-                evicted.push(self.key(token).into());
-                self.policy.remove(token);
-                self.drop_entry(token);
-            }
+        self.policy.victims(count, &protected, &mut victims);
+        debug_assert_eq!(victims.len(), count);
+        for &token in &victims {
+            evicted.push(self.key(token).into());
+            self.policy.remove(token, self.fingerprint(token), Removal::Evicted);
+            self.drop_entry(token);
         }
         self.victims = victims;
-        enough
+    }
+
+    /// The fingerprint of an entry that holds a slot.
+    fn fingerprint_if_used(&self, token: Token) -> Option<u64> {
+        let used = self.entries.get(token as usize).is_some_and(|entry| entry.slot != NIL);
+        used.then(|| self.fingerprint(token))
+    }
+
+    /// What a policy remembers a key by. Not to be persisted.
+    pub fn fingerprint(&self, token: Token) -> u64 {
+        hash(&self.hasher, self.key(token))
     }
 
     /// Fills an empty index with keys that hold their slots already, least recently used first.
@@ -356,10 +398,12 @@ impl Index {
         let mut used = vec![false; self.capacity as usize];
         for (key, slot) in found {
             let free = used.get(slot as usize).is_some_and(|used| !used);
-            let token = if free { self.insert_absent(key, Writer::Store).ok() } else { None };
+            let token =
+                if free { self.insert_absent(key, Writer::Store, ANYONE).ok() } else { None };
             if let Some(token) = token {
                 used[slot as usize] = true;
                 self.entries[token as usize].slot = slot;
+                self.policy.admit(token, self.fingerprint(token), NIL);
                 self.commit(token);
             }
             adopted(token.is_some());
@@ -379,6 +423,12 @@ impl Index {
 
     /// The write failed: the key is absent again and its slot free.
     pub fn abort(&mut self, token: Token) {
+        self.policy.cancel(token);
+        self.drop_unreserved(token);
+    }
+
+    /// Takes an entry away that the policy does not know.
+    fn drop_unreserved(&mut self, token: Token) {
         debug_assert!(matches!(self.state(token), State::Writing(_)));
         self.writing -= 1;
         self.drop_entry(token);
@@ -388,8 +438,11 @@ impl Index {
     /// until [`Index::reclaim`]. For a write that is late, or a bad copy being deleted.
     pub fn detach(&mut self, token: Token) -> Slot {
         match self.state(token) {
-            State::Writing(_) => self.writing -= 1,
-            State::Ready => self.policy.remove(token),
+            State::Writing(_) => {
+                self.writing -= 1;
+                self.policy.cancel(token);
+            }
+            State::Ready => self.policy.remove(token, self.fingerprint(token), Removal::Dropped),
         }
         let slot = std::mem::replace(&mut self.entries[token as usize].slot, NIL);
         self.drop_entry(token);
@@ -404,10 +457,12 @@ impl Index {
         self.free_slots.push(slot);
     }
 
-    /// Marks a resident key as used.
-    pub fn touch(&mut self, token: Token) {
-        if self.state(token) == State::Ready {
-            self.policy.touch(token);
+    /// Marks a key as used by `requester`. One that is being written is as new as can be.
+    pub fn touch(&mut self, token: Token, requester: Requester) {
+        let entry = &mut self.entries[token as usize];
+        let before = std::mem::replace(&mut entry.requester, requester);
+        if entry.state == State::Ready {
+            self.policy.touch(token, requester != ANYONE && before == requester);
         }
     }
 
@@ -484,7 +539,12 @@ impl Index {
     }
 
     /// Makes an entry without a slot for an absent key, marked; or says which entry has the key.
-    fn insert_absent(&mut self, key: &[u8], writer: Writer) -> Result<Token, Token> {
+    fn insert_absent(
+        &mut self,
+        key: &[u8],
+        writer: Writer,
+        requester: Requester,
+    ) -> Result<Token, Token> {
         debug_assert_eq!(key.len(), self.key_bytes);
         let (hasher, keys, key_bytes) = (&self.hasher, &self.keys, self.key_bytes);
         let place = self.table.entry(
@@ -499,6 +559,7 @@ impl Index {
         let entry = Entry {
             slot: NIL,
             call: self.call,
+            requester,
             load_pins: 0,
             job_pins: 0,
             state: State::Writing(writer),
@@ -524,7 +585,7 @@ impl Index {
     /// Takes entries back that `reserve` made and gave no slot.
     fn forget(&mut self, tokens: &[Token]) {
         for &token in tokens {
-            self.abort(token);
+            self.drop_unreserved(token);
         }
     }
 
@@ -539,6 +600,19 @@ impl Index {
             self.free_slots.push(slot);
         }
         self.free_tokens.push(token);
+    }
+
+    /// Bytes on the heap.
+    pub fn heap_bytes(&self) -> usize {
+        let tokens = self.free_tokens.capacity()
+            + self.free_slots.capacity()
+            + self.victims.capacity()
+            + self.parents.capacity();
+        self.table.allocation_size()
+            + self.entries.capacity() * size_of::<Entry>()
+            + self.keys.capacity()
+            + tokens * size_of::<Token>()
+            + self.policy.heap_bytes()
     }
 
     /// Walks every invariant of the module's list.
@@ -562,7 +636,7 @@ impl Index {
                 return Err(format!("token {token} is not found by its key"));
             }
             take(entry.slot, "entry")?;
-            let is_evictable = entry.state == State::Ready && !entry.pinned();
+            let is_evictable = entry.evictable();
             writing += usize::from(entry.state != State::Ready);
             pinned += usize::from(entry.pinned());
             evictable += usize::from(is_evictable);

@@ -3,43 +3,69 @@
 //! A policy keeps an order over the *evictable* tokens: ready, and without a pin. Tokens that
 //! are pinned or being written are not in its lists at all, so choosing a victim never scans
 //! over them. A policy is one file: implement [`Policy`], add a variant to [`PolicyKind`].
+//!
+//! # A token's life
+//!
+//! ```text
+//! admit ─┬─ insert ─ (touch | acquire (touch)* release)* ─ remove     evictable between calls
+//!        └─ cancel                                                    its write failed
+//! ```
+//!
+//! Several tokens are admitted before victims are chosen for all of them, so a policy whose
+//! choice depends on the newcomer (ARC) sees the newcomers first. After `remove` or `cancel` the
+//! token may begin a new life with another key.
+//!
+//! A *fingerprint* is 64 bits of hash of the key: what a policy keeps of a key that left (a
+//! ghost). Two keys with one fingerprint cost a wrong guess once in 2^64, never a wrong byte.
 
 use std::str::FromStr;
 
 use super::Token;
 use super::lru::Lru;
 
-/// An order over evictable tokens.
-///
-/// The index promises: [`insert`](Policy::insert) comes first in a token's life;
-/// [`acquire`](Policy::acquire) and [`release`](Policy::release) alternate;
-/// [`remove`](Policy::remove) comes last, on an evictable token; and after it the token may
-/// begin a new life with another key.
+/// How a token leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// The policy chose it: worth a ghost.
+    Evicted,
+    /// It was taken out for another reason: the policy forgets it.
+    Dropped,
+}
+
+/// An order over evictable tokens; see the module for what may follow what.
 pub trait Policy: Send {
     /// Makes room for tokens `0..tokens`.
     fn grow(&mut self, tokens: usize);
-    /// A new key is ready and evictable.
+    /// A key that was absent is being written. `parent` is the entry of the chunk before it in
+    /// the prefix, or [`NIL`](super::NIL); it may leave before the token does.
+    fn admit(&mut self, token: Token, fingerprint: u64, parent: Token);
+    /// The write failed.
+    fn cancel(&mut self, token: Token);
+    /// The write is good: the token is evictable.
     fn insert(&mut self, token: Token);
-    /// The key was used. It may be pinned at the moment.
-    fn touch(&mut self, token: Token);
+    /// The key was used; it may be pinned at the moment. A `repeat` is one more use by the
+    /// request that used it last: recency, but no evidence that others want it.
+    fn touch(&mut self, token: Token, repeat: bool);
     /// The first pin: the token leaves the evictable ones.
     fn acquire(&mut self, token: Token);
     /// The last pin is gone: the token is evictable again.
     fn release(&mut self, token: Token);
-    /// The key leaves the index.
-    fn remove(&mut self, token: Token);
-    /// Names the `count` tokens to evict first, none of them protected, and changes nothing.
-    /// Returns false, with `victims` in any state, when there are not as many.
+    /// An evictable token's key leaves the index.
+    fn remove(&mut self, token: Token, fingerprint: u64, removal: Removal);
+    /// Appends the `count` tokens to evict first, none of them protected. There are as many;
+    /// the index removes all of them next.
     fn victims(
-        &self,
+        &mut self,
         count: usize,
         protected: &dyn Fn(Token) -> bool,
         victims: &mut Vec<Token>,
-    ) -> bool;
+    );
     /// The number of evictable tokens.
     fn evictable(&self) -> usize;
     /// Whether the token is evictable.
     fn holds(&self, token: Token) -> bool;
+    /// Bytes on the heap, ghosts included.
+    fn heap_bytes(&self) -> usize;
     /// Walks every invariant.
     ///
     /// # Errors
@@ -57,11 +83,16 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
-    /// Every policy's name.
-    pub const NAMES: &[&str] = &["lru"];
+    /// Every policy, by the name it is chosen by.
+    pub const ALL: &[(&str, Self)] = &[("lru", Self::Lru)];
 
-    /// A policy of this kind.
-    pub(super) fn build(self) -> Box<dyn Policy> {
+    /// The name it is chosen by.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("?", |(name, _)| name)
+    }
+
+    /// A policy of this kind for an index of `capacity` slots.
+    pub(super) fn build(self, _capacity: usize) -> Box<dyn Policy> {
         match self {
             Self::Lru => Box::new(Lru::default()),
         }
@@ -70,15 +101,17 @@ impl PolicyKind {
 
 /// A name that no policy has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown policy {0:?}: use one of {names}", names = PolicyKind::NAMES.join(", "))]
+#[error("unknown policy {0:?}: use one of {names}", names = names())]
 pub struct UnknownPolicy(pub String);
+
+fn names() -> String {
+    PolicyKind::ALL.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+}
 
 impl FromStr for PolicyKind {
     type Err = UnknownPolicy;
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        match name {
-            "lru" => Ok(Self::Lru),
-            _ => Err(UnknownPolicy(name.to_owned())),
-        }
+        let found = PolicyKind::ALL.iter().find(|(known, _)| *known == name);
+        found.map(|(_, kind)| *kind).ok_or_else(|| UnknownPolicy(name.to_owned()))
     }
 }

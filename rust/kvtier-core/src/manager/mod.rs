@@ -34,7 +34,9 @@ use parking_lot::Mutex;
 
 pub use figures::{Event, EventKind, PrimaryFigures, Snapshot, TierFigures};
 
-use crate::index::{Index, IndexError, Pin, PolicyKind, Slot, State, Token, Writer};
+use crate::index::{
+    Chain, Index, IndexError, Pin, PolicyKind, Requester, Slot, State, Token, Writer,
+};
 use crate::key::{KeyBatch, KeyError};
 use crate::region::Region;
 use crate::tier::{Chunks, JobId, Presence, Results, SecondaryTier, TierConfig, TierError};
@@ -136,6 +138,8 @@ struct Promotion {
 struct Request {
     /// Keys that it loaded or stored, in order.
     used: KeyBatch,
+    /// Its last chunk of each group: what the next one follows.
+    chain: Chain,
     /// Pins of `prepare_load` that it has not given back.
     open_loads: usize,
     /// Keys of `prepare_store` that it has not completed.
@@ -170,6 +174,7 @@ impl Inner {
         let key_bytes = self.index.key_bytes();
         self.requests.entry(id).or_insert_with(|| Request {
             used: KeyBatch::with_capacity(0, key_bytes),
+            chain: Chain::default(),
             open_loads: 0,
             open_stores: 0,
             finished: false,
@@ -181,7 +186,7 @@ impl Inner {
         if let Entry::Occupied(request) = self.requests.entry(id) {
             let state = request.get();
             if state.finished && state.open_loads == 0 && state.open_stores == 0 {
-                touch(&mut self.index, &request.remove().used);
+                touch(&mut self.index, requester(id), &request.remove().used);
             }
         }
     }
@@ -369,10 +374,17 @@ impl Manager {
                 return Err(error.into());
             }
         }
+        for &token in tokens.iter().rev() {
+            inner.index.touch(token, requester(request));
+        }
         if !tokens.is_empty() {
             let state = inner.request(request);
             state.remember(keys.iter());
             state.open_loads += tokens.len();
+            let mut chain = std::mem::take(&mut state.chain);
+            keys.iter().zip(&tokens).for_each(|(key, &token)| chain.follow(key, token));
+            chain.keep(&inner.index);
+            inner.request(request).chain = chain;
         }
         Ok(tokens.iter().map(|&token| inner.index.slot(token)).collect())
     }
@@ -418,7 +430,15 @@ impl Manager {
         self.apply_results(inner);
         inner.index.begin_call();
         let numbered = keys.iter().enumerate().map(|(position, key)| (position as u32, key));
-        let Some(reserved) = inner.index.reserve(numbered, Writer::Store)? else {
+        let mut chain = match inner.requests.get_mut(&request) {
+            Some(state) => std::mem::take(&mut state.chain),
+            None => Chain::default(),
+        };
+        let reserved = inner.index.reserve(numbered, Writer::Store, requester(request), &mut chain);
+        if let Some(state) = inner.requests.get_mut(&request) {
+            state.chain = chain.clone();
+        }
+        let Some(reserved) = reserved? else {
             inner.primary.stores_refused += 1;
             return Ok(None);
         };
@@ -428,6 +448,7 @@ impl Manager {
             let state = inner.request(request);
             state.remember(reserved.indices.iter().map(|&at| keys.get(at as usize)));
             state.open_stores += reserved.indices.len();
+            state.chain = chain;
         }
         Ok(Some(PreparedStore {
             indices: reserved.indices,
@@ -491,7 +512,7 @@ impl Manager {
         {
             let mut inner = self.inner.lock();
             let inner = inner.open()?;
-            touch(&mut inner.index, keys);
+            touch(&mut inner.index, requester(request), keys);
             if let Some(state) = inner.requests.get_mut(&request)
                 && state.used.len() < keys.len()
             {
@@ -604,8 +625,17 @@ fn promote(
             inner.index.mark(token);
         }
     }
+    let mut chain = Chain::default();
+    let mut followed = 0;
     for (&position, &home) in absent.iter().zip(homes) {
         let key = keys.get(position as usize);
+        // What lies between two absent keys is resident.
+        for at in followed..position as usize {
+            if let Some(token) = inner.index.find(keys.get(at)) {
+                chain.follow(keys.get(at), token);
+            }
+        }
+        followed = position as usize + 1;
         let answer = &mut answers[position as usize];
         *answer = match (inner.index.find(key), home) {
             // Came while the tiers were asked, or twice in this call.
@@ -615,7 +645,8 @@ fn promote(
             (None, Home::Unknown) => Lookup::Retry,
             (None, Home::Tier(tier)) => {
                 let one = std::iter::once((position, key));
-                match inner.index.reserve(one, Writer::Promotion) {
+                let requester = requester(request);
+                match inner.index.reserve(one, Writer::Promotion, requester, &mut chain) {
                     Ok(Some(reserved)) => {
                         let token = reserved.tokens[0];
                         inner.primary.evictions += reserved.evicted.len() as u64;
@@ -650,11 +681,17 @@ fn finish_lookup(figures: &mut PrimaryFigures, answers: &mut Vec<Lookup>, prefix
     figures.misses += (asked - hits - pending) as u64;
 }
 
+/// A request as the index knows it: never [`ANYONE`](crate::index::ANYONE). Two requests that
+/// share a number cost a use not counted, once in 2^32.
+fn requester(request: RequestId) -> Requester {
+    ((request ^ (request >> 32)) as Requester).wrapping_add(1).max(1)
+}
+
 /// Marks the keys that are here as used, the first one last.
-fn touch(index: &mut Index, keys: &KeyBatch) {
+fn touch(index: &mut Index, requester: Requester, keys: &KeyBatch) {
     for key in keys.iter().rev() {
         if let Some(token) = index.find(key) {
-            index.touch(token);
+            index.touch(token, requester);
         }
     }
 }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::store::ChunkStore;
 use super::{Medium, Presence, TierError, Usage};
 use crate::checksum::Checksum;
-use crate::index::{Index, Pin, PolicyKind, State, Token, Writer};
+use crate::index::{ANYONE, Chain, Index, Pin, PolicyKind, State, Token, Writer};
 use crate::key::KeyBatch;
 use crate::region::{Region, RegionKind};
 
@@ -117,12 +117,12 @@ pub(super) struct Reservation {
 pub(super) fn reserve(index: &Mutex<Index>, key: &[u8]) -> Result<Option<Reservation>, TierError> {
     let mut index = index.lock();
     if let Some(token) = index.find(key) {
-        index.touch(token);
+        index.touch(token, ANYONE);
         return Ok(None);
     }
     index.begin_call();
     let reserved = index
-        .reserve(std::iter::once((0, key)), Writer::Store)?
+        .reserve(std::iter::once((0, key)), Writer::Store, ANYONE, &mut Chain::default())?
         .ok_or_else(|| TierError::Busy(key.into()))?;
     Ok(Some(Reservation {
         token: reserved.tokens[0],
@@ -138,6 +138,7 @@ pub(super) fn pin(index: &Mutex<Index>, key: &[u8]) -> Result<(Token, u32), Tier
         .find(key)
         .filter(|&token| index.state(token) == State::Ready)
         .ok_or_else(|| TierError::Missing(key.into()))?;
+    index.touch(token, ANYONE);
     index.pin(token, Pin::Job)?;
     Ok((token, index.slot(token)))
 }
@@ -156,7 +157,7 @@ pub(super) fn lookup(index: &Index, keys: &KeyBatch, wanted: &[u32], presence: &
 pub(super) fn touch(index: &mut Index, keys: &KeyBatch) {
     for key in keys.iter().rev() {
         if let Some(token) = index.find(key) {
-            index.touch(token);
+            index.touch(token, ANYONE);
         }
     }
 }
