@@ -18,12 +18,13 @@ const KEY_BYTES: usize = 36;
 fn key(number: u64) -> [u8; KEY_BYTES] {
     let mut key = [0; KEY_BYTES];
     let mut state = number;
-    for part in key.chunks_mut(8) {
+    // The last four bytes are the group, 0 here.
+    for part in key[..32].chunks_mut(8) {
         // SplitMix64.
         state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        part.copy_from_slice(&(mixed ^ (mixed >> 31)).to_le_bytes()[..part.len()]);
+        part.copy_from_slice(&(mixed ^ (mixed >> 31)).to_le_bytes());
     }
     key
 }

@@ -122,6 +122,8 @@ class Manager:
         promotion at once, and answers HIT_PENDING until the promotion's completion was polled
         by `end_step`.
         """
+    def lookup_key(self, request: int, key: bytes) -> int:
+        """As `lookup` for one key: the fastest way to ask for just one."""
     def lookup_prefix(self, request: int, keys: Keys) -> NDArray[np.uint8]:
         """As `lookup`, but stops before the first MISS; the answer may be shorter than `keys`.
 

@@ -82,6 +82,11 @@ pub struct KeyBatch {
 }
 
 impl KeyBatch {
+    /// An empty batch for keys of `key_bytes` bytes; takes no memory yet.
+    pub fn empty(key_bytes: usize) -> Self {
+        Self::with_capacity(0, key_bytes)
+    }
+
     /// An empty batch with room for `keys` keys of `key_bytes` bytes.
     pub fn with_capacity(keys: usize, key_bytes: usize) -> Self {
         debug_assert!(check_key_bytes(key_bytes).is_ok());
@@ -141,6 +146,12 @@ impl KeyBatch {
     /// The keys in order.
     pub fn iter(&self) -> std::slice::ChunksExact<'_, u8> {
         self.bytes.chunks_exact(self.key_bytes)
+    }
+
+    /// Appends all keys of a batch of the same key length.
+    pub fn append(&mut self, other: &Self) {
+        debug_assert_eq!(self.key_bytes, other.key_bytes);
+        self.bytes.extend_from_slice(&other.bytes);
     }
 
     /// Drops all keys, keeps the memory.

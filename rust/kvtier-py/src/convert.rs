@@ -55,8 +55,11 @@ fn push(batch: &mut KeyBatch, key: &Bound<'_, PyAny>) -> PyResult<()> {
 }
 
 /// Keys as `list[bytes]`.
-pub(crate) fn key_list<'py>(py: Python<'py>, keys: &[Box<[u8]>]) -> PyResult<Bound<'py, PyList>> {
-    PyList::new(py, keys.iter().map(|key| PyBytes::new(py, key)))
+pub(crate) fn key_list<'py, 'k>(
+    py: Python<'py>,
+    keys: impl ExactSizeIterator<Item = &'k [u8]>,
+) -> PyResult<Bound<'py, PyList>> {
+    PyList::new(py, keys.map(|key| PyBytes::new(py, key)))
 }
 
 /// The moment `timeout` seconds from now. More than a year is a year.

@@ -30,11 +30,22 @@ pub(crate) struct Manager {
 }
 
 /// See `_kvtier.pyi`.
-#[pyclass(frozen, get_all, module = "kvtier._kvtier")]
+#[pyclass(frozen, module = "kvtier._kvtier")]
 pub(crate) struct PreparedStore {
+    #[pyo3(get)]
     indices: Py<PyArray1<u32>>,
+    #[pyo3(get)]
     slots: Py<PyArray1<u32>>,
-    evicted: Py<PyList>,
+    evicted: KeyBatch,
+}
+
+#[pymethods]
+impl PreparedStore {
+    /// Made when it is asked for: most engines never do.
+    #[getter]
+    fn evicted<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        key_list(py, self.evicted.iter())
+    }
 }
 
 impl Manager {
@@ -124,6 +135,11 @@ impl Manager {
         self.answers(request, keys, false)
     }
 
+    fn lookup_key(&self, py: Python<'_>, request: u64, key: &[u8]) -> PyResult<u8> {
+        let answer = self.inner(py)?.lookup_key(request, key).or_raise(py)?;
+        Ok(answer as u8)
+    }
+
     fn lookup_prefix<'py>(
         &self,
         request: u64,
@@ -159,7 +175,7 @@ impl Manager {
         Ok(Some(PreparedStore {
             indices: PyArray1::from_vec(py, prepared.indices).unbind(),
             slots: PyArray1::from_vec(py, prepared.slots).unbind(),
-            evicted: key_list(py, &prepared.evicted)?.unbind(),
+            evicted: prepared.evicted,
         }))
     }
 
@@ -228,7 +244,11 @@ impl Manager {
                 EventKind::Stored => "stored",
                 EventKind::Removed => "removed",
             };
-            list.append((kind, inner.tier_name(event.tier), key_list(py, &event.keys)?))?;
+            list.append((
+                kind,
+                inner.tier_name(event.tier),
+                key_list(py, event.keys.iter().map(AsRef::as_ref))?,
+            ))?;
         }
         Ok(list)
     }

@@ -9,6 +9,9 @@ use super::{Index, NIL, Token};
 /// Bytes at the end of a key that name its group.
 const GROUP_BYTES: usize = 4;
 
+/// Groups that a chain follows at most; models have a handful.
+const MAX_GROUPS: usize = 16;
+
 /// The last chunk of each group of one request.
 #[derive(Debug, Clone, Default)]
 pub struct Chain(Vec<Link>);
@@ -34,13 +37,13 @@ impl Chain {
     /// Notes that `key`, in entry `token`, is the last one of its group now.
     pub fn follow(&mut self, key: &[u8], token: Token) {
         let group = group(key);
-        match self.0.iter_mut().find(|link| link.group == group) {
-            Some(link) => {
-                link.token = token;
-                link.fingerprint = None;
-            }
-            None => self.0.push(Link { group, token, fingerprint: None }),
+        if let Some(link) = self.0.iter_mut().find(|link| link.group == group) {
+            link.token = token;
+            link.fingerprint = None;
+        } else if self.0.len() < MAX_GROUPS {
+            self.0.push(Link { group, token, fingerprint: None });
         }
+        // Else these keys end in no group index, and what they follow is not known.
     }
 
     /// Makes the chain safe to keep while entries come and go: to be called before the index

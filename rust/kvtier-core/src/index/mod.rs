@@ -9,7 +9,7 @@
 //! Entries live in a slab and are named by `u32` tokens; one hash table maps keys to tokens;
 //! policies thread their lists through tokens. There is no pointer and no allocation a key
 //! after warm-up. Memory an entry with LRU and keys of 36 bytes: 36 (key) + 20 (state) + 8
-//! (links) + 5 to 11 (table), 75 bytes at most.
+//! (links) + 12 (table), 76 bytes.
 //!
 //! Every tier is an index over slots of its own medium: the primary tier over the region, the
 //! memory tier over a second region, the file tier over files.
@@ -23,15 +23,16 @@ mod chain;
 mod list;
 mod lru;
 mod policy;
+mod table;
 
 use foldhash::fast::FixedState;
-use hashbrown::HashTable;
-use hashbrown::hash_table::Entry as Place;
 use std::hash::{BuildHasher, Hasher};
 
 pub use chain::Chain;
 pub use list::{Links, List};
 pub use policy::{Policy, PolicyKind, Removal, UnknownPolicy};
+
+use table::Table;
 
 use crate::key::{HexKey, KeyBatch, KeyError, check_key_bytes};
 
@@ -128,7 +129,7 @@ impl Entry {
 }
 
 /// What [`Index::reserve`] did.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Reserved {
     /// Positions, in the batch, of the keys that were absent.
     pub indices: Vec<u32>,
@@ -137,7 +138,7 @@ pub struct Reserved {
     /// Their slots.
     pub slots: Vec<Slot>,
     /// Keys that had to go.
-    pub evicted: Vec<Box<[u8]>>,
+    pub evicted: KeyBatch,
 }
 
 /// Numbers of entries by state.
@@ -159,7 +160,7 @@ pub struct Index {
     capacity: u32,
     key_bytes: usize,
     hasher: FixedState,
-    table: HashTable<Token>,
+    table: Table,
     entries: Vec<Entry>,
     keys: Vec<u8>,
     free_tokens: Vec<Token>,
@@ -174,7 +175,16 @@ pub struct Index {
     pinned: usize,
     detached: usize,
     victims: Vec<Token>,
-    parents: Vec<Token>,
+    newcomers: Vec<Newcomer>,
+    hashes: Vec<u64>,
+}
+
+/// An entry that a running call made, until it is known that there is room for all of them.
+#[derive(Debug, Clone, Copy)]
+struct Newcomer {
+    token: Token,
+    parent: Token,
+    hash: u64,
 }
 
 impl std::fmt::Debug for Index {
@@ -201,7 +211,7 @@ impl Index {
             capacity,
             key_bytes,
             hasher: FixedState::default(),
-            table: HashTable::new(),
+            table: Table::new(capacity as usize),
             entries: Vec::new(),
             keys: Vec::new(),
             free_tokens: Vec::new(),
@@ -214,7 +224,8 @@ impl Index {
             pinned: 0,
             detached: 0,
             victims: Vec::new(),
-            parents: Vec::new(),
+            newcomers: Vec::new(),
+            hashes: Vec::new(),
         })
     }
 
@@ -235,7 +246,7 @@ impl Index {
 
     /// Whether there is no key.
     pub fn is_empty(&self) -> bool {
-        self.table.is_empty()
+        self.len() == 0
     }
 
     /// Entries by state.
@@ -250,7 +261,7 @@ impl Index {
 
     /// The entry of a key.
     pub fn find(&self, key: &[u8]) -> Option<Token> {
-        self.table.find(hash(&self.hasher, key), |&token| self.key(token) == key).copied()
+        self.table.find(hash(&self.hasher, key), |token| self.key(token) == key)
     }
 
     /// The key of an entry.
@@ -298,56 +309,70 @@ impl Index {
     /// [`IndexError::Duplicate`] for a key that the call named before.
     pub fn reserve<'k>(
         &mut self,
-        keys: impl Iterator<Item = (u32, &'k [u8])>,
+        keys: impl Iterator<Item = (u32, &'k [u8])> + Clone,
         writer: Writer,
         requester: Requester,
         chain: &mut Chain,
     ) -> Result<Option<Reserved>, IndexError> {
-        let mut reserved = Reserved::default();
-        let mut links = std::mem::take(&mut self.parents);
-        links.clear();
-        for (index, key) in keys {
+        let mut newcomers = std::mem::take(&mut self.newcomers);
+        newcomers.clear();
+        let reserved = self.reserve_all(keys, writer, requester, chain, &mut newcomers);
+        if !matches!(reserved, Ok(Some(_))) {
+            for newcomer in &newcomers {
+                self.drop_unreserved(newcomer.token);
+            }
+        }
+        chain.keep(self);
+        self.newcomers = newcomers;
+        reserved
+    }
+
+    fn reserve_all<'k>(
+        &mut self,
+        keys: impl Iterator<Item = (u32, &'k [u8])> + Clone,
+        writer: Writer,
+        requester: Requester,
+        chain: &mut Chain,
+        newcomers: &mut Vec<Newcomer>,
+    ) -> Result<Option<Reserved>, IndexError> {
+        let mut indices = Vec::with_capacity(keys.size_hint().0);
+        self.hash_all(keys.clone().map(|(_, key)| key));
+        for (position, (index, key)) in keys.enumerate() {
             let parent = chain.parent(self, key);
-            let token = match self.insert_absent(key, writer, requester) {
-                Ok(token) => {
-                    reserved.indices.push(index);
-                    reserved.tokens.push(token);
-                    links.push(parent);
+            let hash = self.hashes[position];
+            let found = self.table.find(hash, |token| self.key(token) == key);
+            let token = match found {
+                Some(present) if self.mark(present) => present,
+                Some(_) => return Err(IndexError::Duplicate(key.into())),
+                None => {
+                    let token = self.insert_absent(key, hash, writer, requester);
+                    indices.push(index);
+                    newcomers.push(Newcomer { token, parent, hash });
                     token
-                }
-                Err(present) if self.mark(present) => present,
-                Err(_) => {
-                    self.forget(&reserved.tokens);
-                    chain.keep(self);
-                    self.parents = links;
-                    return Err(IndexError::Duplicate(key.into()));
                 }
             };
             chain.follow(key, token);
         }
-        let missing = reserved.tokens.len().saturating_sub(self.free());
+        let missing = newcomers.len().saturating_sub(self.free());
         if missing > self.policy.evictable() - self.protected {
-            self.forget(&reserved.tokens);
-            chain.keep(self);
-            self.parents = links;
             return Ok(None);
         }
-        for (&token, &parent) in reserved.tokens.iter().zip(&links) {
-            let fingerprint = self.fingerprint(token);
-            self.policy.admit(token, fingerprint, parent);
+        for newcomer in &*newcomers {
+            self.policy.admit(newcomer.token, newcomer.hash, newcomer.parent);
         }
-        self.parents = links;
-        self.evict(missing, &mut reserved.evicted);
-        for &token in &reserved.tokens {
+        let evicted = self.evict(missing);
+        let mut tokens = Vec::with_capacity(newcomers.len());
+        let mut slots = Vec::with_capacity(newcomers.len());
+        for newcomer in &*newcomers {
             let slot = self.free_slots.pop().unwrap_or_else(|| {
                 self.next_slot += 1;
                 self.next_slot - 1
             });
-            self.entries[token as usize].slot = slot;
-            reserved.slots.push(slot);
+            self.entries[newcomer.token as usize].slot = slot;
+            tokens.push(newcomer.token);
+            slots.push(slot);
         }
-        chain.keep(self);
-        Ok(Some(reserved))
+        Ok(Some(Reserved { indices, tokens, slots, evicted }))
     }
 
     /// Slots that no entry holds.
@@ -356,9 +381,10 @@ impl Index {
     }
 
     /// Evicts `count` entries that the running call did not mark; there are as many.
-    fn evict(&mut self, count: usize, evicted: &mut Vec<Box<[u8]>>) {
+    fn evict(&mut self, count: usize) -> KeyBatch {
+        let mut evicted = KeyBatch::with_capacity(count, self.key_bytes);
         if count == 0 {
-            return;
+            return evicted;
         }
         let mut victims = std::mem::take(&mut self.victims);
         victims.clear();
@@ -367,11 +393,44 @@ impl Index {
         self.policy.victims(count, &protected, &mut victims);
         debug_assert_eq!(victims.len(), count);
         for &token in &victims {
-            evicted.push(self.key(token).into());
-            self.policy.remove(token, self.fingerprint(token), Removal::Evicted);
-            self.drop_entry(token);
+            // Every key of an index has its length.
+            let _ = evicted.push(self.key(token));
+        }
+        self.hash_all(evicted.iter());
+        for (position, &token) in victims.iter().enumerate() {
+            let hash = self.hashes[position];
+            self.policy.remove(token, hash, Removal::Evicted);
+            self.drop_hashed(token, hash);
         }
         self.victims = victims;
+        evicted
+    }
+
+    /// Hashes a batch into `self.hashes`, and has its buckets fetched.
+    fn hash_all<'k>(&mut self, keys: impl Iterator<Item = &'k [u8]>) {
+        self.hashes.clear();
+        for key in keys {
+            let hash = hash(&self.hasher, key);
+            self.table.prefetch(hash);
+            self.hashes.push(hash);
+        }
+    }
+
+    /// The entry of every key of a batch, in order; faster than one [`Index::find`] a key.
+    pub fn find_batch(&self, keys: &KeyBatch, mut found: impl FnMut(usize, Option<Token>)) {
+        const AHEAD: usize = 16;
+        let mut hashes = [0; AHEAD];
+        for first in (0..keys.len()).step_by(AHEAD) {
+            let count = AHEAD.min(keys.len() - first);
+            for (at, slot) in hashes[..count].iter_mut().enumerate() {
+                *slot = hash(&self.hasher, keys.get(first + at));
+                self.table.prefetch(*slot);
+            }
+            for (at, &hash) in hashes[..count].iter().enumerate() {
+                let key = keys.get(first + at);
+                found(first + at, self.table.find(hash, |token| self.key(token) == key));
+            }
+        }
     }
 
     /// The fingerprint of an entry that holds a slot.
@@ -398,12 +457,14 @@ impl Index {
         let mut used = vec![false; self.capacity as usize];
         for (key, slot) in found {
             let free = used.get(slot as usize).is_some_and(|used| !used);
+            let hash = hash(&self.hasher, key);
+            let absent = self.table.find(hash, |token| self.key(token) == key).is_none();
             let token =
-                if free { self.insert_absent(key, Writer::Store, ANYONE).ok() } else { None };
+                (free && absent).then(|| self.insert_absent(key, hash, Writer::Store, ANYONE));
             if let Some(token) = token {
                 used[slot as usize] = true;
                 self.entries[token as usize].slot = slot;
-                self.policy.admit(token, self.fingerprint(token), NIL);
+                self.policy.admit(token, hash, NIL);
                 self.commit(token);
             }
             adopted(token.is_some());
@@ -530,32 +591,28 @@ impl Index {
     /// [`IndexError::Unknown`] and [`IndexError::Duplicate`].
     pub fn find_all(&mut self, keys: &KeyBatch) -> Result<Vec<Token>, IndexError> {
         self.begin_call();
-        keys.iter()
-            .map(|key| {
-                let token = self.find(key).ok_or_else(|| IndexError::Unknown(key.into()))?;
-                if self.mark(token) { Ok(token) } else { Err(IndexError::Duplicate(key.into())) }
-            })
-            .collect()
+        let mut tokens = Vec::with_capacity(keys.len());
+        self.find_batch(keys, |_, token| tokens.push(token.unwrap_or(NIL)));
+        for (&token, key) in tokens.iter().zip(keys) {
+            if token == NIL {
+                return Err(IndexError::Unknown(key.into()));
+            }
+            if !self.mark(token) {
+                return Err(IndexError::Duplicate(key.into()));
+            }
+        }
+        Ok(tokens)
     }
 
-    /// Makes an entry without a slot for an absent key, marked; or says which entry has the key.
+    /// Makes an entry without a slot for a key that is absent, marked.
     fn insert_absent(
         &mut self,
         key: &[u8],
+        hash: u64,
         writer: Writer,
         requester: Requester,
-    ) -> Result<Token, Token> {
+    ) -> Token {
         debug_assert_eq!(key.len(), self.key_bytes);
-        let (hasher, keys, key_bytes) = (&self.hasher, &self.keys, self.key_bytes);
-        let place = self.table.entry(
-            hash(hasher, key),
-            |&token| key_at(keys, key_bytes, token) == key,
-            |&token| hash(hasher, key_at(keys, key_bytes, token)),
-        );
-        let vacant = match place {
-            Place::Occupied(occupied) => return Err(*occupied.get()),
-            Place::Vacant(vacant) => vacant,
-        };
         let entry = Entry {
             slot: NIL,
             call: self.call,
@@ -565,36 +622,43 @@ impl Index {
             state: State::Writing(writer),
         };
         let token = if let Some(token) = self.free_tokens.pop() {
-            vacant.insert(token);
             self.entries[token as usize] = entry;
-            let start = token as usize * key_bytes;
-            self.keys[start..start + key_bytes].copy_from_slice(key);
+            let start = token as usize * self.key_bytes;
+            self.keys[start..start + self.key_bytes].copy_from_slice(key);
             token
         } else {
             let token = self.entries.len() as Token;
-            vacant.insert(token);
+            self.make_room();
             self.entries.push(entry);
             self.keys.extend_from_slice(key);
-            self.policy.grow(self.entries.len());
             token
         };
+        self.table.insert(hash, token);
         self.writing += 1;
-        Ok(token)
+        token
     }
 
-    /// Takes entries back that `reserve` made and gave no slot.
-    fn forget(&mut self, tokens: &[Token]) {
-        for &token in tokens {
-            self.drop_unreserved(token);
+    /// Makes room for one more token, in steps: doubling would leave half of the memory unused,
+    /// and there are no more tokens than slots but for the keys of one call.
+    fn make_room(&mut self) {
+        let tokens = self.entries.len();
+        if tokens < self.entries.capacity() {
+            return;
         }
+        let capacity = self.capacity as usize;
+        let more = if tokens < capacity { tokens.max(256).min(capacity - tokens) } else { 1024 };
+        self.entries.reserve_exact(more);
+        self.keys.reserve_exact(more * self.key_bytes);
+        self.policy.grow(self.entries.capacity());
     }
 
     /// Frees an entry that no list holds, and its slot if it still has one.
     fn drop_entry(&mut self, token: Token) {
-        let hash = hash(&self.hasher, self.key(token));
-        if let Ok(place) = self.table.find_entry(hash, |&other| other == token) {
-            place.remove();
-        }
+        self.drop_hashed(token, self.fingerprint(token));
+    }
+
+    fn drop_hashed(&mut self, token: Token, hash: u64) {
+        self.table.remove(hash, token);
         let slot = std::mem::replace(&mut self.entries[token as usize].slot, NIL);
         if slot != NIL {
             self.free_slots.push(slot);
@@ -607,11 +671,12 @@ impl Index {
         let tokens = self.free_tokens.capacity()
             + self.free_slots.capacity()
             + self.victims.capacity()
-            + self.parents.capacity();
-        self.table.allocation_size()
+            + self.newcomers.capacity() * (size_of::<Newcomer>() / size_of::<Token>());
+        self.table.heap_bytes()
             + self.entries.capacity() * size_of::<Entry>()
             + self.keys.capacity()
             + tokens * size_of::<Token>()
+            + self.hashes.capacity() * size_of::<u64>()
             + self.policy.heap_bytes()
     }
 
@@ -630,7 +695,7 @@ impl Index {
             _ => Err(format!("slot {slot} ({by}) is taken twice or was never given out")),
         };
         let (mut writing, mut pinned, mut evictable) = (0, 0, 0);
-        for &token in &self.table {
+        for token in self.table.iter() {
             let entry = &self.entries[token as usize];
             if self.find(self.key(token)) != Some(token) {
                 return Err(format!("token {token} is not found by its key"));

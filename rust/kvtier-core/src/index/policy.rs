@@ -91,6 +91,14 @@ impl PolicyKind {
         Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("?", |(name, _)| name)
     }
 
+    /// Bytes an entry of a full index with keys of 36 bytes, all included, that a policy of this
+    /// kind never exceeds.
+    pub fn most_bytes_per_entry(self) -> usize {
+        match self {
+            Self::Lru => 96,
+        }
+    }
+
     /// A policy of this kind for an index of `capacity` slots.
     pub(super) fn build(self, _capacity: usize) -> Box<dyn Policy> {
         match self {

@@ -86,14 +86,14 @@ impl From<KeyError> for ManagerError {
 }
 
 /// What `prepare_store` reserved.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct PreparedStore {
     /// Positions, in the batch, of the keys to write, ascending.
     pub indices: Vec<u32>,
     /// The slot of each.
     pub slots: Vec<Slot>,
     /// Keys that left the primary tier for it.
-    pub evicted: Vec<Box<[u8]>>,
+    pub evicted: KeyBatch,
 }
 
 /// A secondary tier and its limits.
@@ -302,8 +302,8 @@ impl Manager {
         {
             let mut inner = self.inner.lock();
             let inner = inner.open()?;
-            for (position, key) in keys.iter().enumerate() {
-                answers.push(match inner.index.find(key) {
+            inner.index.find_batch(keys, |position, token| {
+                answers.push(match token {
                     Some(token) if inner.index.state(token) == State::Ready => Lookup::Hit,
                     Some(_) => Lookup::HitPending,
                     None => {
@@ -311,7 +311,7 @@ impl Manager {
                         Lookup::Miss
                     }
                 });
-            }
+            });
             if absent.is_empty() || self.tiers.is_empty() {
                 finish_lookup(&mut inner.primary, &mut answers, prefix);
                 return Ok(answers);
@@ -323,6 +323,33 @@ impl Manager {
         promote(inner, request, keys, &absent, &homes, prefix, &mut answers);
         finish_lookup(&mut inner.primary, &mut answers, prefix);
         Ok(answers)
+    }
+
+    /// As [`Manager::lookup`] for one key, without an allocation when the primary tier has it.
+    ///
+    /// # Errors
+    /// [`ManagerError::Closed`], and [`KeyError::Length`].
+    pub fn lookup_key(&self, request: RequestId, key: &[u8]) -> Result<Lookup, ManagerError> {
+        {
+            let mut inner = self.inner.lock();
+            let inner = inner.open()?;
+            let found = inner.index.find(key);
+            if let Some(token) = found {
+                if inner.index.state(token) == State::Ready {
+                    inner.primary.hits += 1;
+                    return Ok(Lookup::Hit);
+                }
+                inner.primary.hits_pending += 1;
+                return Ok(Lookup::HitPending);
+            }
+            if self.tiers.is_empty() && key.len() == inner.index.key_bytes() {
+                inner.primary.misses += 1;
+                return Ok(Lookup::Miss);
+            }
+        }
+        let mut keys = KeyBatch::empty(self.key_bytes());
+        keys.push(key)?;
+        Ok(self.lookup(request, &keys, false)?[0])
     }
 
     /// For each of `keys[absent[i]]`: the first tier that has it, or what is known of it.
@@ -443,7 +470,7 @@ impl Manager {
             return Ok(None);
         };
         inner.primary.evictions += reserved.evicted.len() as u64;
-        inner.events.push(EventKind::Removed, None, reserved.evicted.iter().map(AsRef::as_ref));
+        inner.events.push(EventKind::Removed, None, reserved.evicted.iter());
         if !reserved.indices.is_empty() {
             let state = inner.request(request);
             state.remember(reserved.indices.iter().map(|&at| keys.get(at as usize)));
@@ -650,8 +677,7 @@ fn promote(
                     Ok(Some(reserved)) => {
                         let token = reserved.tokens[0];
                         inner.primary.evictions += reserved.evicted.len() as u64;
-                        let evicted = reserved.evicted.iter().map(AsRef::as_ref);
-                        inner.events.push(EventKind::Removed, None, evicted);
+                        inner.events.push(EventKind::Removed, None, reserved.evicted.iter());
                         inner.tiers[tier].hits += 1;
                         inner.promotions.push(Promotion { tier, request, token });
                         Lookup::HitPending

@@ -199,8 +199,7 @@ impl Manager {
         figures.store_seconds += result.busy.as_secs_f64();
         figures.evictions += result.evicted.len() as u64;
         let tier = Some(job.tier);
-        let removed = result.evicted.iter().map(AsRef::as_ref);
-        inner.events.push(EventKind::Removed, tier, removed);
+        inner.events.push(EventKind::Removed, tier, result.evicted.iter());
         inner.events.push(EventKind::Stored, tier, moved(job, result));
     }
 }

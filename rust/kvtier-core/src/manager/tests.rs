@@ -105,7 +105,7 @@ fn evicted_chunks_come_back_from_a_tier_with_their_bytes() {
     settle(&manager);
     let prepared = store(&manager, &[5, 6]);
     // The tail of a request goes before its head.
-    assert_eq!(prepared.evicted, vec![Box::from([4; 8]), Box::from([3; 8])]);
+    assert_eq!(prepared.evicted, keys(&[4, 3]));
     settle(&manager);
     assert_eq!(look(&manager, &[1, 3, 9]), [Lookup::Hit, Lookup::HitPending, Lookup::Miss]);
     assert_eq!(look(&manager, &[3]), [Lookup::HitPending], "queued once");
@@ -130,6 +130,28 @@ fn a_prefix_lookup_promotes_nothing_behind_the_first_miss() {
     let answers = manager.lookup(2, &keys(&[1, 2, 9, 3]), true).expect("open");
     assert_eq!(answers, [Lookup::HitPending, Lookup::HitPending]);
     assert_eq!(manager.stats().tiers[0].2.hits, 2);
+}
+
+#[test]
+fn a_single_lookup_is_a_batch_of_one() {
+    for tiers in [Vec::new(), vec![slot("memory", memory_tier(16))]] {
+        let manager = manager(tiers);
+        store(&manager, &[1, 2, 3, 4]);
+        settle(&manager);
+        store(&manager, &[5]);
+        settle(&manager);
+        for number in [1, 4, 4, 9] {
+            let before = manager.stats().primary;
+            let one = manager.lookup_key(2, &[number; 8]).expect("open");
+            assert_eq!(look(&manager, &[number])[0], one);
+            let after = manager.stats().primary;
+            let seen =
+                |figures: PrimaryFigures| figures.hits + figures.hits_pending + figures.misses;
+            assert_eq!(seen(after), seen(before) + 2);
+        }
+        let error = manager.lookup_key(2, b"short").expect_err("refused");
+        assert!(error.to_string().contains("5 bytes"), "{error}");
+    }
 }
 
 #[test]
@@ -208,7 +230,7 @@ fn cascading_chunks_are_pinned_once_a_tier_until_the_job_ends() {
     tiers[1].stores.lock().clear();
     // Results are taken before the decision, not only at the end of the step.
     let prepared = manager.prepare_store(1, &keys(&[5])).expect("open").expect("room");
-    assert_eq!(prepared.evicted, vec![Box::from([4; 8])]);
+    assert_eq!(prepared.evicted, keys(&[4]));
     assert_eq!(manager.stats().primary.stores_refused, 2);
     manager.validate().expect("invariants hold");
 }
@@ -273,7 +295,7 @@ fn without_tiers_too_the_tail_of_a_call_goes_before_its_head() {
     let manager = manager(Vec::new());
     store(&manager, &[1, 2, 3, 4]);
     let prepared = manager.prepare_store(9, &keys(&[5, 6])).expect("open").expect("room");
-    assert_eq!(prepared.evicted, vec![Box::from([4; 8]), Box::from([3; 8])]);
+    assert_eq!(prepared.evicted, keys(&[4, 3]));
 }
 
 #[test]
@@ -299,7 +321,7 @@ fn a_finished_request_is_ordered_leaf_first_when_its_last_transfer_ends() {
     manager.complete_store(1, &keys(&[3]), true).expect("prepared");
     assert_eq!(manager.stats().primary.requests, 0);
     let prepared = manager.prepare_store(9, &keys(&[4, 5, 6])).expect("open").expect("room");
-    assert_eq!(prepared.evicted, vec![Box::from([3; 8]), Box::from([2; 8])]);
+    assert_eq!(prepared.evicted, keys(&[3, 2]));
 }
 
 #[test]

@@ -231,9 +231,9 @@ impl ChunkStore for FileStore {
         key: &[u8],
         bytes: &[u8],
         checksum: impl FnOnce() -> Checksum,
-    ) -> Result<Vec<Box<[u8]>>, TierError> {
+    ) -> Result<KeyBatch, TierError> {
         let Some(reservation) = reserve(&self.index, key)? else {
-            return Ok(Vec::new());
+            return Ok(KeyBatch::empty(key.len()));
         };
         let Reservation { token, slot, evicted } = reservation;
         let header = Header::new(key, bytes.len(), checksum(), self.namespace);

@@ -26,7 +26,7 @@ fn chunk(number: u8) -> Vec<u8> {
     (0..CHUNK).map(|at| number ^ at as u8).collect()
 }
 
-fn put(store: &FileStore, number: u8) -> Vec<Box<[u8]>> {
+fn put(store: &FileStore, number: u8) -> KeyBatch {
     let bytes = chunk(number);
     store.put(&key(number), &bytes, || Checksum::of(&bytes)).expect("stored")
 }
@@ -64,7 +64,7 @@ fn the_capacity_holds_and_the_oldest_goes() {
     put(&store, 0);
     put(&store, 1);
     get(&store, 0).expect("used again");
-    assert_eq!(put(&store, 2), vec![Box::from(key(1).as_slice())]);
+    assert_eq!(put(&store, 2), KeyBatch::from_flat(key(1).to_vec(), 8).unwrap());
     assert_eq!(files(directory.path()).len(), 2);
     assert!(store.usage().used_bytes <= store.usage().capacity_bytes);
     store.close();

@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use super::TierError;
 use crate::checksum::Checksum;
 use crate::index::{Slot, Token};
-use crate::key::KeyBatch;
+use crate::key::{KeyBatch, MIN_KEY_BYTES};
 use crate::region::Region;
 
 /// Numbers jobs, ascending.
@@ -102,7 +102,7 @@ pub struct JobResult {
     /// What became of each chunk, in the job's order.
     pub outcomes: Vec<Outcome>,
     /// Keys that the tier evicted for it.
-    pub evicted: Vec<Box<[u8]>>,
+    pub evicted: KeyBatch,
     /// Bytes moved.
     pub bytes: u64,
     /// Worker time it took, summed over its chunks.
@@ -159,10 +159,9 @@ struct Job {
     tally: Mutex<Tally>,
 }
 
-#[derive(Default)]
 struct Tally {
     busy: Duration,
-    evicted: Vec<Box<[u8]>>,
+    evicted: KeyBatch,
 }
 
 impl Job {
@@ -174,7 +173,9 @@ impl Job {
         cancelled: Arc<AtomicBool>,
     ) -> Self {
         let outcomes = (0..chunks.len()).map(|_| AtomicU8::new(Failure::Lost as u8)).collect();
-        Self { id, chunks, region, results, cancelled, outcomes, tally: Mutex::default() }
+        let evicted = KeyBatch::empty(chunks.keys.key_bytes());
+        let tally = Mutex::new(Tally { busy: Duration::ZERO, evicted });
+        Self { id, chunks, region, results, cancelled, outcomes, tally }
     }
 
     fn report(&self, index: usize, outcome: Outcome, busy: Duration) {
@@ -198,12 +199,13 @@ impl Drop for Job {
             })
             .collect();
         let moved = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
-        let tally = std::mem::take(self.tally.get_mut());
+        let tally = self.tally.get_mut();
+        let evicted = std::mem::replace(&mut tally.evicted, KeyBatch::empty(MIN_KEY_BYTES));
         self.results.push(JobResult {
             job: self.id,
             bytes: (moved * self.region.slot_bytes()) as u64,
             outcomes,
-            evicted: tally.evicted,
+            evicted,
             busy: tally.busy,
         });
     }
@@ -265,10 +267,16 @@ impl StoreJob {
     }
 
     /// Reports a chunk, how long its work took, and what the tier evicted for it.
-    pub fn report(&self, index: usize, outcome: Outcome, busy: Duration, evicted: Vec<Box<[u8]>>) {
+    pub fn report(
+        &self,
+        index: usize,
+        outcome: Outcome,
+        busy: Duration,
+        evicted: Option<&KeyBatch>,
+    ) {
         self.0.report(index, outcome, busy);
-        if !evicted.is_empty() {
-            self.0.tally.lock().evicted.extend(evicted);
+        if let Some(evicted) = evicted.filter(|evicted| !evicted.is_empty()) {
+            self.0.tally.lock().evicted.append(evicted);
         }
     }
 }

@@ -62,9 +62,9 @@ impl ChunkStore for MemoryStore {
         key: &[u8],
         bytes: &[u8],
         checksum: impl FnOnce() -> Checksum,
-    ) -> Result<Vec<Box<[u8]>>, TierError> {
+    ) -> Result<KeyBatch, TierError> {
         let Some(reservation) = reserve(&self.index, key)? else {
-            return Ok(Vec::new());
+            return Ok(KeyBatch::empty(key.len()));
         };
         let Reservation { token, slot, evicted } = reservation;
         // SAFETY: the slot is in state writing, and this call is its one writer.
@@ -110,7 +110,7 @@ impl ChunkStore for MemoryStore {
 pub(super) struct Reservation {
     pub(super) token: Token,
     pub(super) slot: u32,
-    pub(super) evicted: Vec<Box<[u8]>>,
+    pub(super) evicted: KeyBatch,
 }
 
 /// Reserves a slot for `key`, or counts it as used and gives `None` when it is here already.

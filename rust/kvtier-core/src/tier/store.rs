@@ -25,7 +25,7 @@ pub trait ChunkStore: Send + Sync + 'static {
         key: &[u8],
         bytes: &[u8],
         checksum: impl FnOnce() -> Checksum,
-    ) -> Result<Vec<Box<[u8]>>, TierError>;
+    ) -> Result<KeyBatch, TierError>;
     /// Brings a chunk to `place` and says with which checksum it was stored. Does not compare:
     /// [`LoadJob::deliver`] does.
     ///
@@ -107,18 +107,18 @@ impl<S: ChunkStore> SecondaryTier for StoreTier<S> {
 
 fn store_chunk<S: ChunkStore>(store: &S, job: &StoreJob, index: usize) {
     if job.is_cancelled() {
-        return job.report(index, Err(Failure::Lost), Duration::ZERO, Vec::new());
+        return job.report(index, Err(Failure::Lost), Duration::ZERO, None);
     }
     let start = Instant::now();
     let (outcome, evicted) =
         match store.put(job.key(index), job.bytes(index), || job.checksum(index)) {
-            Ok(evicted) => (Ok(()), evicted),
+            Ok(evicted) => (Ok(()), Some(evicted)),
             Err(error) => {
                 log::warn!("store failed: {error}");
-                (Err(Failure::from(&error)), Vec::new())
+                (Err(Failure::from(&error)), None)
             }
         };
-    job.report(index, outcome, start.elapsed(), evicted);
+    job.report(index, outcome, start.elapsed(), evicted.as_ref());
 }
 
 fn load_chunk<S: ChunkStore>(store: &S, job: &LoadJob, index: usize) {
