@@ -98,6 +98,7 @@ class Manager:
     `{"type": "file", "path": dir, "capacity_bytes": n}`; see `kvtier.config` for every field.
     `namespace` is the identity of the data (model, dtype, layout ...) as canonical JSON; a
     store that was written under another identity is refused with `StoreIdentityError`.
+    A chunk is stored when it was offered `store_threshold` times (1 to 255).
     `request` is any number that the engine gives a request.
     """
 
@@ -109,6 +110,7 @@ class Manager:
         policy: str = "lru",
         key_bytes: int = 36,
         namespace: str = "",
+        store_threshold: int = 1,
         events: bool = False,
     ) -> Manager: ...
     @property

@@ -69,6 +69,7 @@ class PrimaryStats(TypedDict):
     stored_chunks: int
     loaded_chunks: int
     stores_refused: int  # calls of prepare_store that found no room
+    not_admitted: int  # chunks offered less often than store_threshold asks
 
 
 class TierStats(TypedDict):

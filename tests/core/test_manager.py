@@ -127,6 +127,9 @@ def test_tiers_that_cannot_be(tiers: Any, part: str) -> None:
 def test_other_settings_that_cannot_be() -> None:
     with pytest.raises(errors.ConfigError, match="use one of lru"):
         make(policy="magic")
+    for threshold in (0, 256):
+        with pytest.raises(errors.ConfigError, match="not 1 to 255"):
+            make(store_threshold=threshold)
     for key_bytes in (0, 7, 65):
         with pytest.raises(errors.ConfigError, match="8 to 64"):
             kvtier.Manager(kvtier.Region(1, 4096), key_bytes=key_bytes)

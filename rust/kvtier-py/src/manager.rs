@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 use kvtier_core::key::KeyBatch;
-use kvtier_core::manager::{self, EventKind, ManagerError, Snapshot};
+use kvtier_core::manager::{self, EventKind, ManagerError, ManagerOptions, Snapshot};
 use kvtier_core::tier::TierConfig;
 use numpy::PyArray1;
 use pyo3::prelude::*;
@@ -87,12 +87,14 @@ impl Manager {
 #[pymethods]
 impl Manager {
     #[new]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     #[pyo3(
         signature = (
-            region, tiers = None, *, policy = "lru", key_bytes = 36, namespace = "", events = false
+            region, tiers = None, *, policy = "lru", key_bytes = 36, namespace = "",
+            store_threshold = 1, events = false
         ),
         text_signature = "(region, tiers=(), *, policy='lru', key_bytes=36, namespace='', \
-                          events=False)"
+                          store_threshold=1, events=False)"
     )]
     fn new(
         py: Python<'_>,
@@ -101,18 +103,23 @@ impl Manager {
         policy: &str,
         key_bytes: usize,
         namespace: &str,
+        store_threshold: u32,
         events: bool,
     ) -> PyResult<Self> {
         let policy = policy.parse().or_raise(py)?;
+        let store_threshold =
+            u8::try_from(store_threshold).ok().filter(|&times| times > 0).ok_or_else(|| {
+                let message = format!("store_threshold = {store_threshold} is not 1 to 255");
+                raise(py, "ConfigError", message)
+            })?;
+        let options = ManagerOptions { key_bytes, policy, store_threshold, events };
         let configs = match tiers {
             Some(tiers) => TierConfig::parse_all(&to_json(tiers)?).or_raise(py)?,
             None => Vec::new(),
         };
         let shared = region.get().shared().clone();
         let inner = py
-            .detach(|| {
-                manager::Manager::open(shared, key_bytes, policy, &configs, namespace, events)
-            })
+            .detach(|| manager::Manager::open(shared, &options, &configs, namespace))
             .or_raise(py)?;
         Ok(Self { inner: ManuallyDrop::new(inner), region, key_bytes, home: Home::here() })
     }
@@ -297,7 +304,7 @@ fn stats_dict<'py>(py: Python<'py>, snapshot: &Snapshot) -> PyResult<Bound<'py, 
     let stats = PyDict::new(py);
     let primary = dict!(snapshot.primary;
         slots, ready, writing, pinned, detached, requests, hits, hits_pending, misses, evictions,
-        stored_chunks, loaded_chunks, stores_refused);
+        stored_chunks, loaded_chunks, stores_refused, not_admitted);
     stats.set_item("primary", primary)?;
     let tiers = PyDict::new(py);
     for (name, medium, figures) in &snapshot.tiers {

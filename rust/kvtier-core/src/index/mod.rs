@@ -19,6 +19,7 @@
 //! - An entry is in the policy's lists exactly when it is ready and has no pin.
 //! - A batch call changes everything it names or nothing.
 
+mod admission;
 mod chain;
 mod list;
 mod lru;
@@ -28,6 +29,7 @@ mod table;
 use foldhash::fast::FixedState;
 use std::hash::{BuildHasher, Hasher};
 
+pub use admission::Admission;
 pub use chain::Chain;
 pub use list::{Links, List};
 pub use policy::{Policy, PolicyKind, Removal, UnknownPolicy};
@@ -440,7 +442,12 @@ impl Index {
     }
 
     /// What a policy remembers a key by. Not to be persisted.
-    pub fn fingerprint(&self, token: Token) -> u64 {
+    pub fn fingerprint_of(&self, key: &[u8]) -> u64 {
+        hash(&self.hasher, key)
+    }
+
+    /// The fingerprint of an entry's key.
+    fn fingerprint(&self, token: Token) -> u64 {
         hash(&self.hasher, self.key(token))
     }
 

@@ -33,6 +33,8 @@ pub struct PrimaryFigures {
     pub loaded_chunks: u64,
     /// Calls of `prepare_store` that found no room.
     pub stores_refused: u64,
+    /// Chunks that were offered less often than the admission threshold asks.
+    pub not_admitted: u64,
 }
 
 /// Figures of one secondary tier.

@@ -35,7 +35,7 @@ use parking_lot::Mutex;
 pub use figures::{Event, EventKind, PrimaryFigures, Snapshot, TierFigures};
 
 use crate::index::{
-    Chain, Index, IndexError, Pin, PolicyKind, Requester, Slot, State, Token, Writer,
+    Admission, Chain, Index, IndexError, Pin, PolicyKind, Requester, Slot, State, Token, Writer,
 };
 use crate::key::{KeyBatch, KeyError};
 use crate::region::Region;
@@ -96,6 +96,19 @@ pub struct PreparedStore {
     pub evicted: KeyBatch,
 }
 
+/// How a manager works.
+#[derive(Debug, Clone, Copy)]
+pub struct ManagerOptions {
+    /// Bytes a key.
+    pub key_bytes: usize,
+    /// Who goes first when room is needed.
+    pub policy: PolicyKind,
+    /// How often a chunk must be offered before it is stored; 1 stores it at once.
+    pub store_threshold: u8,
+    /// Whether events are kept for [`Manager::take_events`].
+    pub events: bool,
+}
+
 /// A secondary tier and its limits.
 pub struct TierSlot {
     /// Its name in figures and events.
@@ -149,6 +162,7 @@ struct Request {
 
 struct Inner {
     index: Index,
+    admission: Admission,
     requests: HashMap<RequestId, Request>,
     promotions: Vec<Promotion>,
     jobs: HashMap<JobId, Running>,
@@ -167,6 +181,27 @@ impl Inner {
             return Err(ManagerError::Closed);
         }
         Ok(self)
+    }
+
+    /// Which keys of a batch the admission threshold lets pass; all, without one.
+    fn offered(&self, keys: &KeyBatch) -> Offered {
+        let mut offered = Offered { admitted: Vec::with_capacity(keys.len()), absent: Vec::new() };
+        if self.admission.is_open() {
+            offered.admitted.extend(0..keys.len() as u32);
+            return offered;
+        }
+        self.index.find_batch(keys, |position, token| {
+            let mut admitted = true;
+            if token.is_none() {
+                let fingerprint = self.index.fingerprint_of(keys.get(position));
+                admitted = self.admission.admits(fingerprint);
+                offered.absent.push(fingerprint);
+            }
+            if admitted {
+                offered.admitted.push(position as u32);
+            }
+        });
+        offered
     }
 
     /// The state of a request, made at its first transfer.
@@ -201,6 +236,14 @@ impl Request {
     }
 }
 
+/// What a threshold makes of a batch of keys.
+struct Offered {
+    /// Positions of keys that are resident or were offered often enough.
+    admitted: Vec<u32>,
+    /// Fingerprints of keys that are not resident; only kept with a threshold.
+    absent: Vec<u64>,
+}
+
 /// The orchestrator; see the module. Shared by reference between threads.
 pub struct Manager {
     region: Arc<Region>,
@@ -216,21 +259,21 @@ impl Manager {
     /// [`IndexError`] for an impossible key length.
     pub fn new(
         region: Arc<Region>,
-        key_bytes: usize,
-        policy: PolicyKind,
+        options: &ManagerOptions,
         tiers: Vec<TierSlot>,
-        events: bool,
     ) -> Result<Self, ManagerError> {
-        let index = Index::new(region.slots(), key_bytes, policy)?;
+        let index = Index::new(region.slots(), options.key_bytes, options.policy)?;
+        let admission = Admission::new(options.store_threshold, region.slots() as usize);
         Ok(Self {
             inner: Mutex::new(Inner {
                 index,
+                admission,
                 requests: HashMap::new(),
                 promotions: Vec::new(),
                 jobs: HashMap::new(),
                 next_job: 0,
                 next_deadline: None,
-                events: Events::new(events),
+                events: Events::new(options.events),
                 primary: PrimaryFigures::default(),
                 tiers: vec![TierFigures::default(); tiers.len()],
                 closed: false,
@@ -247,12 +290,11 @@ impl Manager {
     /// The first tier that could not be opened; those opened before it are closed again.
     pub fn open(
         region: Arc<Region>,
-        key_bytes: usize,
-        policy: PolicyKind,
+        options: &ManagerOptions,
         configs: &[TierConfig],
         namespace: &str,
-        events: bool,
     ) -> Result<Self, ManagerError> {
+        let key_bytes = options.key_bytes;
         crate::key::check_key_bytes(key_bytes)?;
         let mut tiers = Vec::with_capacity(configs.len());
         for config in configs {
@@ -273,7 +315,7 @@ impl Manager {
                 }
             }
         }
-        Self::new(region, key_bytes, policy, tiers, events)
+        Self::new(region, options, tiers)
     }
 
     /// The primary region.
@@ -455,8 +497,9 @@ impl Manager {
         let inner = inner.open()?;
         // Pins that came back may make the room.
         self.apply_results(inner);
+        let offered = inner.offered(keys);
         inner.index.begin_call();
-        let numbered = keys.iter().enumerate().map(|(position, key)| (position as u32, key));
+        let numbered = offered.admitted.iter().map(|&at| (at, keys.get(at as usize)));
         let mut chain = match inner.requests.get_mut(&request) {
             Some(state) => std::mem::take(&mut state.chain),
             None => Chain::default(),
@@ -469,6 +512,10 @@ impl Manager {
             inner.primary.stores_refused += 1;
             return Ok(None);
         };
+        for &fingerprint in &offered.absent {
+            inner.admission.offer(fingerprint);
+        }
+        inner.primary.not_admitted += (keys.len() - offered.admitted.len()) as u64;
         inner.primary.evictions += reserved.evicted.len() as u64;
         inner.events.push(EventKind::Removed, None, reserved.evicted.iter());
         if !reserved.indices.is_empty() {

@@ -6,6 +6,8 @@ use crate::region::RegionKind;
 use crate::tier::{Failure, LoadJob, Medium, MemoryStore, Presence, StoreJob, StoreTier, Usage};
 
 const SLOTS: u32 = 4;
+const OPTIONS: ManagerOptions =
+    ManagerOptions { key_bytes: 8, policy: PolicyKind::Lru, store_threshold: 1, events: true };
 
 /// A tier that says it has everything and keeps its jobs until a test takes them.
 #[derive(Default)]
@@ -55,7 +57,7 @@ fn slot(name: &str, tier: Box<dyn SecondaryTier>) -> TierSlot {
 
 fn manager(tiers: Vec<TierSlot>) -> Manager {
     let region = Region::new(SLOTS, 4096, RegionKind::Anonymous).expect("small");
-    Manager::new(region, 8, PolicyKind::Lru, tiers, true).expect("good key length")
+    Manager::new(region, &OPTIONS, tiers).expect("good key length")
 }
 
 fn memory_tier(chunks: u64) -> Box<dyn SecondaryTier> {
@@ -296,6 +298,24 @@ fn without_tiers_too_the_tail_of_a_call_goes_before_its_head() {
     store(&manager, &[1, 2, 3, 4]);
     let prepared = manager.prepare_store(9, &keys(&[5, 6])).expect("open").expect("room");
     assert_eq!(prepared.evicted, keys(&[4, 3]));
+}
+
+#[test]
+fn with_a_threshold_a_chunk_is_stored_at_its_second_offer() {
+    let region = Region::new(SLOTS, 4096, RegionKind::Anonymous).expect("small");
+    let options = ManagerOptions { store_threshold: 2, ..OPTIONS };
+    let manager = Manager::new(region, &options, Vec::new()).expect("good key length");
+    let offer = |numbers: &[u8]| {
+        let prepared = manager.prepare_store(1, &keys(numbers)).expect("open").expect("room");
+        let new: Vec<u8> = prepared.indices.iter().map(|&at| numbers[at as usize]).collect();
+        manager.complete_store(1, &keys(&new), true).expect("prepared");
+        new
+    };
+    assert!(offer(&[1, 2]).is_empty());
+    assert_eq!(offer(&[2, 3]), [2]);
+    assert_eq!(offer(&[1, 2, 3]), [1, 3]);
+    assert_eq!(manager.stats().primary.not_admitted, 3);
+    manager.validate().expect("invariants hold");
 }
 
 #[test]
