@@ -49,13 +49,18 @@ demo: setup ## Run the demo: chats that come back, served from host memory and d
 	$(BIN)/kvtier demo $(DEMO_ARGS)
 
 .PHONY: test
-test: setup test-rust lint-python test-python ## Run everything: formats, lints, types, Rust and Python tests
+test: setup test-rust interleavings lint-python test-python ## Run everything: formats, lints, types, Rust and Python tests
 
 .PHONY: test-rust
 test-rust: ## Run cargo fmt --check, clippy and cargo test
 	cargo fmt --all --check
 	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 	cargo test --quiet --locked --workspace
+
+.PHONY: interleavings
+interleavings: ## Run the threads of the core under a seeded scheduler (ITERATIONS=300)
+	RUSTFLAGS="--cfg kvtier_shuttle" cargo test --quiet --locked --package kvtier-core \
+		--target-dir target/shuttle --test interleavings
 
 .PHONY: lint-python
 lint-python: setup ## Run ruff, mypy --strict and stubtest against the extension

@@ -27,4 +27,5 @@ pub mod key;
 pub mod manager;
 pub mod region;
 pub mod replay;
+mod sync;
 pub mod tier;

@@ -27,10 +27,7 @@ mod step;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
-
-use parking_lot::Mutex;
 
 pub use figures::{Event, EventKind, PrimaryFigures, Snapshot, TierFigures};
 
@@ -39,6 +36,8 @@ use crate::index::{
 };
 use crate::key::{KeyBatch, KeyError};
 use crate::region::Region;
+use crate::sync::Mutex;
+use crate::sync::atomic::AtomicBool;
 use crate::tier::{Chunks, JobId, Presence, Results, SecondaryTier, TierConfig, TierError};
 use figures::Events;
 

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::figures::EventKind;
 use super::{Direction, Inner, Manager, ManagerError, Promotion, RequestId, Running};
 use crate::index::{Pin, Token};
 use crate::key::KeyBatch;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::tier::{Chunks, JobId, JobResult, LoadJob, Outcome, StoreJob};
 
 /// A job that is accounted for and waits to be handed to its tier, without the lock.

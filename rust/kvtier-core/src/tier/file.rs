@@ -15,7 +15,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -26,6 +25,7 @@ use super::{Medium, Presence, TierError, Usage};
 use crate::checksum::Checksum;
 use crate::index::{Index, MAX_CAPACITY, Pin, PolicyKind};
 use crate::key::KeyBatch;
+use crate::sync::Mutex;
 
 /// What a [`FileStore`] needs to know.
 #[derive(Debug, Clone)]

@@ -6,16 +6,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
-
-use parking_lot::{Condvar, Mutex};
 
 use super::TierError;
 use crate::checksum::Checksum;
 use crate::index::{Slot, Token};
 use crate::key::{KeyBatch, MIN_KEY_BYTES};
 use crate::region::Region;
+use crate::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use crate::sync::{Condvar, Mutex};
 
 /// Numbers jobs, ascending.
 pub type JobId = u64;

@@ -1,9 +1,6 @@
 //! The memory tier: chunks in host memory that the GPU does not reach, a second [`Region`].
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use parking_lot::Mutex;
 
 use super::store::ChunkStore;
 use super::{Medium, Presence, TierError, Usage};
@@ -11,6 +8,8 @@ use crate::checksum::Checksum;
 use crate::index::{ANYONE, Chain, Index, Pin, PolicyKind, State, Token, Writer};
 use crate::key::KeyBatch;
 use crate::region::{Region, RegionKind};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Chunks in anonymous memory, evicted least recently used.
 pub struct MemoryStore {

@@ -7,9 +7,8 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, JoinHandle, Mutex, spawn};
 
 const LOADS_IN_A_ROW: u32 = 8;
 
@@ -57,9 +56,7 @@ impl Workers {
             Self { shared: Arc::default(), threads: Mutex::default(), owner: std::process::id() };
         for number in 0..threads.max(1) {
             let shared = Arc::clone(&workers.shared);
-            let thread = std::thread::Builder::new()
-                .name(format!("kvtier-{name}-{number}"))
-                .spawn(move || work(&shared))?;
+            let thread = spawn(format!("kvtier-{name}-{number}"), move || work(&shared))?;
             workers.threads.lock().push(thread);
         }
         Ok(workers)
