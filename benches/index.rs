@@ -13,7 +13,7 @@ use std::hint::black_box;
 const BATCH: u64 = 128;
 const KEY_BYTES: usize = 36;
 
-/// SplitMix64.
+/// `SplitMix64`.
 fn mix(state: u64) -> u64 {
     let mut mixed = state.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
