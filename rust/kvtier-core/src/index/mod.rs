@@ -19,10 +19,14 @@
 //! - An entry is in the policy's lists exactly when it is ready and has no pin.
 //! - A batch call changes everything it names or nothing.
 
+mod arc;
 mod chain;
+mod ghosts;
+mod lirs;
 mod list;
 mod lru;
 mod policy;
+mod s3fifo;
 
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
@@ -193,6 +197,18 @@ impl Index {
     /// # Errors
     /// [`IndexError::Capacity`] and [`KeyError::Unsupported`].
     pub fn new(capacity: u32, key_bytes: usize, policy: PolicyKind) -> Result<Self, IndexError> {
+        Self::with_policy(capacity, key_bytes, policy.build(capacity as usize))
+    }
+
+    /// As [`Index::new`], with a policy of the caller's own, which no other index knows.
+    ///
+    /// # Errors
+    /// [`IndexError::Capacity`] and [`KeyError::Unsupported`].
+    pub fn with_policy(
+        capacity: u32,
+        key_bytes: usize,
+        policy: Box<dyn Policy>,
+    ) -> Result<Self, IndexError> {
         check_key_bytes(key_bytes)?;
         if capacity == 0 || capacity > MAX_CAPACITY {
             return Err(IndexError::Capacity(u64::from(capacity)));
@@ -207,7 +223,7 @@ impl Index {
             free_tokens: Vec::new(),
             free_slots: Vec::new(),
             next_slot: 0,
-            policy: policy.build(capacity as usize),
+            policy,
             call: 0,
             protected: 0,
             writing: 0,
