@@ -210,17 +210,18 @@ impl Policy for Arc {
         let oldest = |half: &Half| half.list.iter_back(&self.links);
         let mut recent = oldest(&self.recent).filter(|&token| !protected(token)).peekable();
         let mut frequent = oldest(&self.frequent).filter(|&token| !protected(token)).peekable();
-        let mut seats = self.recent.seats - usize::from(self.last == Newcomer::Unknown);
-        // On a tie the half whose ghost came back keeps its own.
-        let tie_goes = self.last == Newcomer::FrequentGhost;
+        let newcomer = usize::from(self.last == Newcomer::Unknown);
+        let mut seats = self.recent.seats.saturating_sub(newcomer);
         for _ in 0..count {
             let size = seats as f64;
-            // Not `size == target`: the lint is right in general, and this is the same.
-            let over = size > self.target || (tie_goes && size >= self.target);
-            let choose_recent =
-                if over { recent.peek().is_some() } else { frequent.peek().is_none() };
-            let victim = if choose_recent { recent.next() } else { frequent.next() };
-            seats -= usize::from(choose_recent && victim.is_some());
+            // On a tie the half whose ghost came back keeps its own.
+            let over = match self.last {
+                Newcomer::FrequentGhost => size >= self.target,
+                _ => size > self.target,
+            };
+            let from_recent = (over && recent.peek().is_some()) || frequent.peek().is_none();
+            let victim = if from_recent { recent.next() } else { frequent.next() };
+            seats -= usize::from(from_recent && victim.is_some());
             victims.extend(victim);
         }
     }

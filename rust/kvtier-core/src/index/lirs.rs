@@ -62,7 +62,7 @@ pub(super) struct Lirs {
     /// Tokens with a rank.
     residents: usize,
     /// LIR tokens that were inserted, pinned ones too.
-    lirs: usize,
+    ranked_lir: usize,
     /// A ghost's mark is its stamp.
     ghosts: Ghosts<u64>,
     ghost_order: List,
@@ -82,7 +82,7 @@ impl Lirs {
             lir: List::default(),
             queue: List::default(),
             residents: 0,
-            lirs: 0,
+            ranked_lir: 0,
             ghosts: Ghosts::default(),
             ghost_order: List::default(),
             clock: 0,
@@ -114,12 +114,12 @@ impl Lirs {
 
     /// Restores the share of LIR tokens and the bottom of the stack.
     fn settle(&mut self) {
-        while self.lirs > self.share
+        while self.ranked_lir > self.share
             && let Some(oldest) = self.lir.back()
         {
             self.unlink(oldest);
             self.ranks[oldest as usize] = Rank::Hir;
-            self.lirs -= 1;
+            self.ranked_lir -= 1;
             self.bottom = self.bottom.max(self.stamps[oldest as usize]);
             // It keeps its stamp: it is out of the stack until its next use.
             self.queue.push_front(&mut self.links, oldest);
@@ -161,7 +161,7 @@ impl Policy for Lirs {
     }
 
     fn insert(&mut self, token: Token) {
-        self.lirs += usize::from(self.is_lir(token));
+        self.ranked_lir += usize::from(self.is_lir(token));
         self.link(token);
         self.settle();
     }
@@ -173,7 +173,7 @@ impl Policy for Lirs {
         }
         if !repeat && !self.is_lir(token) && self.stamps[token as usize] > self.bottom {
             self.ranks[token as usize] = Rank::Lir;
-            self.lirs += 1;
+            self.ranked_lir += 1;
         }
         if evictable {
             self.link(token);
@@ -193,7 +193,7 @@ impl Policy for Lirs {
 
     fn remove(&mut self, token: Token, fingerprint: u64, removal: Removal) {
         self.unlink(token);
-        self.lirs -= usize::from(self.is_lir(token));
+        self.ranked_lir -= usize::from(self.is_lir(token));
         self.leave(token);
         self.settle();
         let stamp = self.stamps[token as usize];
@@ -249,10 +249,12 @@ impl Policy for Lirs {
             }
             before = stamp;
         }
-        if self.lirs < self.lir.len() || (self.lirs > self.share && !self.lir.is_empty()) {
+        if self.ranked_lir < self.lir.len()
+            || (self.ranked_lir > self.share && !self.lir.is_empty())
+        {
             return Err(format!(
                 "{} LIR tokens, {} of them evictable, have a share of {}",
-                self.lirs,
+                self.ranked_lir,
                 self.lir.len(),
                 self.share
             ));

@@ -38,6 +38,8 @@ enum Queue {
     None,
     Small,
     Main,
+    /// None any more: a victim out of the small queue, which leaves a ghost.
+    Leaving,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +87,7 @@ impl S3Fifo {
     /// Puts an unlinked token in front of its queue.
     fn link(&mut self, token: Token) {
         match self.notes[token as usize].queue {
-            Queue::None => {}
+            Queue::None | Queue::Leaving => {}
             Queue::Small => self.small.push_front(&mut self.links, token),
             Queue::Main => self.main.push_front(&mut self.links, token),
         }
@@ -94,7 +96,7 @@ impl S3Fifo {
     /// Takes a token out of its queue's list; it still belongs to the queue.
     fn unlink(&mut self, token: Token) {
         match self.notes[token as usize].queue {
-            Queue::None => {}
+            Queue::None | Queue::Leaving => {}
             Queue::Small => self.small.remove(&mut self.links, token),
             Queue::Main => self.main.remove(&mut self.links, token),
         }
@@ -110,28 +112,29 @@ impl S3Fifo {
         self.main_size -= usize::from(before == Queue::Main);
     }
 
-    /// Takes a victim from the small queue's list, moving on those that were used; none if the
-    /// list runs empty, or if the main queue overflows by what moved.
-    fn from_small(&mut self, spare: &mut Spare<'_>) -> Option<Token> {
+    /// Takes a victim out of the small queue, moving on those that were used; none if no token
+    /// is left, or if the main queue overflows by what moved.
+    fn pop_small(&mut self, spare: &mut Spare<'_>) -> Option<Token> {
         while let Some(token) = self.small.back() {
             self.unlink(token);
             if spare.spares(&mut self.links, token, Queue::Small) {
                 continue;
             }
             if self.notes[token as usize].uses <= PROMOTED_ABOVE {
+                self.belong(token, Queue::Leaving);
                 return Some(token);
             }
             self.belong(token, Queue::Main);
             self.link(token);
-            if self.main_size > self.main_target {
+            if self.main_size > self.main_target + usize::from(self.last == Queue::Main) {
                 return None;
             }
         }
         None
     }
 
-    /// Takes a victim from the main queue's list.
-    fn from_main(&mut self, spare: &mut Spare<'_>) -> Option<Token> {
+    /// Takes a victim out of the main queue; none if no token is left.
+    fn pop_main(&mut self, spare: &mut Spare<'_>) -> Option<Token> {
         while let Some(token) = self.main.back() {
             self.unlink(token);
             if spare.spares(&mut self.links, token, Queue::Main) {
@@ -139,6 +142,7 @@ impl S3Fifo {
             }
             let uses = &mut self.notes[token as usize].uses;
             if *uses == 0 {
+                self.belong(token, Queue::None);
                 return Some(token);
             }
             *uses -= 1;
@@ -194,6 +198,7 @@ impl Policy for S3Fifo {
     }
 
     fn cancel(&mut self, token: Token) {
+        self.last = Queue::None;
         self.belong(token, Queue::None);
     }
 
@@ -215,11 +220,11 @@ impl Policy for S3Fifo {
     }
 
     fn remove(&mut self, token: Token, fingerprint: u64, removal: Removal) {
-        // A victim left its list when it was chosen.
+        // A victim left its queue when it was chosen.
         if self.links.is_linked(token) {
             self.unlink(token);
         }
-        if removal == Removal::Evicted && self.notes[token as usize].queue == Queue::Small {
+        if self.notes[token as usize].queue == Queue::Leaving && removal == Removal::Evicted {
             self.ghosts.push(&mut self.ghost_queue, fingerprint, ());
             self.ghosts.truncate(&mut self.ghost_queue, self.main_target);
         }
@@ -233,23 +238,15 @@ impl Policy for S3Fifo {
         victims: &mut Vec<Token>,
     ) {
         let mut spare = Spare { protected, small: List::default(), main: List::default() };
-        let last_in_small = usize::from(self.last == Queue::Small);
-        // Chosen tokens of the small queue, which still belong to it.
-        let mut chosen = 0;
         for _ in 0..count {
-            let small = self.small_size - last_in_small - chosen;
-            let mut victim = None;
-            if small >= self.small_target || self.main.is_empty() {
-                victim = self.from_small(&mut spare);
-                chosen += usize::from(victim.is_some());
-            }
-            if victim.is_none() {
-                victim = self.from_main(&mut spare);
-            }
-            if victim.is_none() {
-                victim = self.from_small(&mut spare);
-                chosen += usize::from(victim.is_some());
-            }
+            let small = self.small_size.saturating_sub(usize::from(self.last == Queue::Small));
+            let first = if small >= self.small_target || self.main.is_empty() {
+                self.pop_small(&mut spare)
+            } else {
+                None
+            };
+            let victim =
+                first.or_else(|| self.pop_main(&mut spare)).or_else(|| self.pop_small(&mut spare));
             victims.extend(victim);
         }
         put_back(&mut self.links, spare.small, &mut self.small);
@@ -285,8 +282,9 @@ impl Policy for S3Fifo {
                 return Err(format!("{counted} tokens belong to {queue:?}, kept {size}"));
             }
         }
-        if let Some(token) = self.notes.iter().position(|note| note.uses > MAX_USES) {
-            return Err(format!("token {token} has more uses than are counted"));
+        let wrong = |note: &Note| note.uses > MAX_USES || note.queue == Queue::Leaving;
+        if let Some(token) = self.notes.iter().position(wrong) {
+            return Err(format!("token {token} is noted as {:?}", self.notes[token]));
         }
         self.ghosts.validate(&[(&self.ghost_queue, &|()| true)])?;
         if self.ghost_queue.len() > self.main_target {
