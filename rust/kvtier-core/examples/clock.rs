@@ -72,7 +72,9 @@ fn store(index: &mut Index, keys: &[&[u8; 8]]) -> Result<Vec<Box<[u8]>>, IndexEr
     }
     let reserved = index.reserve(numbered, Writer::Store, ANYONE, &mut Chain::default())?;
     let reserved = reserved.unwrap_or_default();
-    reserved.tokens.iter().for_each(|&token| index.commit(token));
+    for &token in &reserved.tokens {
+        index.commit(token);
+    }
     Ok(reserved.evicted)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! After every operation both must agree on every key and on how many were evicted, and `validate`
 //! must find nothing. LRU must evict what the model would, in its order; of another policy the
-//! model says only what may not be evicted (`policy_models.rs` has their orders).
+//! model says only what may not be evicted (`policy_models` has their orders).
 
 use kvtier_core::index::{ANYONE, Chain, Index, IndexError, Pin, PolicyKind, State, Writer};
 use kvtier_core::key::KeyBatch;
