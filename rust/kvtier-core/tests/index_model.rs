@@ -1,7 +1,8 @@
 //! The index against a model that is too simple to be wrong: a list of keys and their states.
 //!
-//! After every operation both must agree on every key, on what was evicted and in which order,
-//! and `validate` must find nothing.
+//! After every operation both must agree on every key and on how many were evicted, and `validate`
+//! must find nothing. LRU must evict what the model would, in its order; of another policy the
+//! model says only what may not be evicted (`policy_models` has their orders).
 
 use kvtier_core::index::{ANYONE, Chain, Index, IndexError, Pin, PolicyKind, State, Writer};
 use kvtier_core::key::KeyBatch;
@@ -11,30 +12,33 @@ use proptest::test_runner::RngSeed;
 
 const CAPACITY: usize = 5;
 const KEYS: u8 = 9;
+/// Requests that go on at the same time, each with its chain; `ANYONE` is the first.
+const REQUESTS: usize = 3;
 
 #[derive(Debug, Clone)]
 enum Operation {
-    Reserve(Vec<u8>),
+    Reserve(Vec<u8>, usize),
     Commit(u8),
     Abort(u8),
     Detach(u8),
     Reclaim,
     Pin(u8, bool),
     Unpin(u8, bool),
-    Touch(u8),
+    Touch(u8, usize),
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
     let key = 0..KEYS;
     prop_oneof![
-        4 => vec(key.clone(), 1..4).prop_map(Operation::Reserve),
+        4 => (vec(key.clone(), 1..4), 0..REQUESTS)
+            .prop_map(|(keys, request)| Operation::Reserve(keys, request)),
         4 => key.clone().prop_map(Operation::Commit),
         1 => key.clone().prop_map(Operation::Abort),
         1 => key.clone().prop_map(Operation::Detach),
         1 => Just(Operation::Reclaim),
         3 => (key.clone(), any::<bool>()).prop_map(|(key, load)| Operation::Pin(key, load)),
         3 => (key.clone(), any::<bool>()).prop_map(|(key, load)| Operation::Unpin(key, load)),
-        2 => key.prop_map(Operation::Touch),
+        2 => (key, 0..REQUESTS).prop_map(|(key, request)| Operation::Touch(key, request)),
     ]
 }
 
@@ -52,17 +56,23 @@ impl Entry {
     }
 }
 
-/// New keys and evicted ones, in order.
-type Moved = (Vec<u8>, Vec<u8>);
+/// New keys; those that may be evicted, least recently used first; and how many must.
+type Moved = (Vec<u8>, Vec<u8>, usize);
 
 /// Entries, least recently used first; only the order of evictable ones means anything.
-#[derive(Default)]
 struct Model {
+    capacity: usize,
+    ordered: bool,
     entries: Vec<Entry>,
     detached: Vec<u32>,
 }
 
 impl Model {
+    /// A model of an index; `ordered` if the index must evict in the model's order.
+    fn new(capacity: usize, ordered: bool) -> Self {
+        Self { capacity, ordered, entries: Vec::new(), detached: Vec::new() }
+    }
+
     fn at(&self, key: u8) -> Option<usize> {
         self.entries.iter().position(|entry| entry.key == key)
     }
@@ -73,60 +83,65 @@ impl Model {
     }
 
     /// What moves, `Ok(None)` without room, the key that came twice as error.
-    fn reserve(&mut self, keys: &[u8]) -> Result<Option<Moved>, u8> {
+    fn room(&self, keys: &[u8]) -> Result<Option<Moved>, u8> {
         if let Some(at) = (1..keys.len()).find(|&at| keys[..at].contains(&keys[at])) {
             return Err(keys[at]);
         }
         let new: Vec<u8> = keys.iter().copied().filter(|&key| self.at(key).is_none()).collect();
         let taken = self.entries.len() + self.detached.len() + new.len();
-        let victims: Vec<u8> = self
+        let missing = taken.saturating_sub(self.capacity);
+        let candidates: Vec<u8> = self
             .entries
             .iter()
             .filter(|entry| entry.evictable() && !keys.contains(&entry.key))
             .map(|entry| entry.key)
-            .take(taken.saturating_sub(CAPACITY))
             .collect();
-        if taken - victims.len() > CAPACITY {
-            return Ok(None);
-        }
-        self.entries.retain(|entry| !victims.contains(&entry.key));
+        Ok((missing <= candidates.len()).then_some((new, candidates, missing)))
+    }
+
+    fn reserve(&mut self, new: &[u8], evicted: &[u8]) {
+        self.entries.retain(|entry| !evicted.contains(&entry.key));
         self.entries.extend(new.iter().map(|&key| Entry {
             key,
             ready: false,
             load_pins: 0,
             job_pins: 0,
         }));
-        Ok(Some((new, victims)))
     }
 }
 
+/// Keys of two groups, so that a chain has more than one link.
 fn bytes(key: u8) -> [u8; 8] {
-    [key; 8]
+    [key, key, key, key, 0, 0, 0, key % 2]
 }
 
 fn batch(keys: &[u8]) -> KeyBatch {
     KeyBatch::from_flat(keys.iter().flat_map(|&key| bytes(key)).collect(), 8).expect("whole keys")
 }
 
-fn step(index: &mut Index, model: &mut Model, operation: &Operation) {
+fn step(index: &mut Index, model: &mut Model, chains: &mut [Chain], operation: &Operation) {
     match *operation {
-        Operation::Reserve(ref keys) => {
+        Operation::Reserve(ref keys, request) => {
             index.begin_call();
             let batch = batch(keys);
-            let got = index.reserve(
-                (0..).zip(batch.iter()),
-                Writer::Store,
-                ANYONE,
-                &mut Chain::default(),
-            );
-            match (got, model.reserve(keys)) {
+            let numbered = (0..).zip(batch.iter());
+            let chain = &mut chains[request];
+            let got = index.reserve(numbered, Writer::Store, request as u32, chain);
+            match (got, model.room(keys)) {
                 (Ok(None), Ok(None)) => {}
-                (Ok(Some(reserved)), Ok(Some((new, victims)))) => {
+                (Ok(Some(reserved)), Ok(Some((new, candidates, missing)))) => {
                     let got: Vec<u8> =
                         reserved.indices.iter().map(|&at| keys[at as usize]).collect();
                     assert_eq!(got, new);
-                    let evicted: Vec<u8> = reserved.evicted.iter().map(|key| key[0]).collect();
-                    assert_eq!(evicted, victims);
+                    let mut evicted: Vec<u8> = reserved.evicted.iter().map(|key| key[0]).collect();
+                    if model.ordered {
+                        assert_eq!(evicted, candidates[..missing]);
+                    }
+                    model.reserve(&new, &evicted);
+                    assert!(evicted.iter().all(|key| candidates.contains(key)), "{evicted:?}");
+                    evicted.sort_unstable();
+                    evicted.dedup();
+                    assert_eq!(evicted.len(), missing);
                 }
                 (Err(IndexError::Duplicate(key)), Err(twice)) => {
                     assert_eq!(key, bytes(twice).as_slice().into());
@@ -185,14 +200,25 @@ fn step(index: &mut Index, model: &mut Model, operation: &Operation) {
                 }
             }
         }
-        Operation::Touch(key) => {
+        Operation::Touch(key, request) => {
             if let Some(at) = model.at(key) {
-                index.touch(index.find(&bytes(key)).expect("the model has it"), ANYONE);
+                index.touch(index.find(&bytes(key)).expect("the model has it"), request as u32);
                 if model.entries[at].evictable() {
                     model.use_now(at);
                 }
             }
         }
+    }
+}
+
+/// Runs operations on an index of some policy and on the model.
+fn run(kind: PolicyKind, capacity: usize, operations: &[Operation]) {
+    let mut index = Index::new(capacity as u32, 8, kind).expect("small");
+    let mut model = Model::new(capacity, kind == PolicyKind::Lru);
+    let mut chains = vec![Chain::default(); REQUESTS];
+    for operation in operations {
+        step(&mut index, &mut model, &mut chains, operation);
+        agree(&index, &model);
     }
 }
 
@@ -224,11 +250,16 @@ proptest! {
 
     #[test]
     fn lru_agrees_with_the_model(operations in vec(operation(), 1..60)) {
-        let mut index = Index::new(CAPACITY as u32, 8, PolicyKind::Lru).expect("small");
-        let mut model = Model::default();
-        for operation in &operations {
-            step(&mut index, &mut model, operation);
-            agree(&index, &model);
+        run(PolicyKind::Lru, CAPACITY, &operations);
+    }
+
+    #[test]
+    fn every_policy_keeps_what_the_model_says(
+        capacity in 1..=7_usize,
+        operations in vec(operation(), 1..80),
+    ) {
+        for &(_, kind) in PolicyKind::ALL {
+            run(kind, capacity, &operations);
         }
     }
 
@@ -273,6 +304,6 @@ fn a_full_pin_counter_is_an_error_that_names_the_key() {
         index.pin(token, Pin::Load).expect("counted");
     }
     let error = index.pin(token, Pin::Load).expect_err("full");
-    assert!(error.to_string().contains("0707070707070707"), "{error}");
+    assert!(error.to_string().contains("0707070700000001"), "{error}");
     index.validate().expect("nothing changed");
 }

@@ -23,6 +23,7 @@ pub struct Links(Vec<Link>);
 impl Links {
     /// Makes room for tokens `0..tokens`.
     pub fn grow(&mut self, tokens: usize) {
+        self.0.reserve_exact(tokens.saturating_sub(self.0.len()));
         for token in self.0.len()..tokens {
             self.0.push(detached(token as Token));
         }
@@ -64,6 +65,16 @@ impl List {
         self.len == 0
     }
 
+    /// The member in front.
+    pub fn front(&self) -> Option<Token> {
+        (self.head != NIL).then_some(self.head)
+    }
+
+    /// The member at the back.
+    pub fn back(&self) -> Option<Token> {
+        (self.tail != NIL).then_some(self.tail)
+    }
+
     /// Puts an unlinked token in front.
     pub fn push_front(&mut self, links: &mut Links, token: Token) {
         debug_assert!(!links.is_linked(token));
@@ -73,6 +84,18 @@ impl List {
             head => links.0[head as usize].prev = token,
         }
         self.head = token;
+        self.len += 1;
+    }
+
+    /// Puts an unlinked token at the back.
+    pub fn push_back(&mut self, links: &mut Links, token: Token) {
+        debug_assert!(!links.is_linked(token));
+        links.0[token as usize] = Link { prev: self.tail, next: NIL };
+        match self.tail {
+            NIL => self.head = token,
+            tail => links.0[tail as usize].next = token,
+        }
+        self.tail = token;
         self.len += 1;
     }
 

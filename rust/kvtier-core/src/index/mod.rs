@@ -20,10 +20,14 @@
 //! - A batch call changes everything it names or nothing.
 
 mod admission;
+mod arc;
 mod chain;
+mod ghosts;
+mod lirs;
 mod list;
 mod lru;
 mod policy;
+mod s3fifo;
 mod table;
 
 use foldhash::fast::FixedState;
@@ -34,7 +38,7 @@ pub use chain::Chain;
 pub use list::{Links, List};
 pub use policy::{Policy, PolicyKind, Removal, UnknownPolicy};
 
-use table::Table;
+use table::{Table, step};
 
 use crate::key::{HexKey, KeyBatch, KeyError, check_key_bytes};
 
@@ -205,6 +209,18 @@ impl Index {
     /// # Errors
     /// [`IndexError::Capacity`] and [`KeyError::Unsupported`].
     pub fn new(capacity: u32, key_bytes: usize, policy: PolicyKind) -> Result<Self, IndexError> {
+        Self::with_policy(capacity, key_bytes, policy.build(capacity as usize))
+    }
+
+    /// As [`Index::new`], with a policy of the caller's own, which no other index knows.
+    ///
+    /// # Errors
+    /// [`IndexError::Capacity`] and [`KeyError::Unsupported`].
+    pub fn with_policy(
+        capacity: u32,
+        key_bytes: usize,
+        policy: Box<dyn Policy>,
+    ) -> Result<Self, IndexError> {
         check_key_bytes(key_bytes)?;
         if capacity == 0 || capacity > MAX_CAPACITY {
             return Err(IndexError::Capacity(u64::from(capacity)));
@@ -219,7 +235,7 @@ impl Index {
             free_tokens: Vec::new(),
             free_slots: Vec::new(),
             next_slot: 0,
-            policy: policy.build(capacity as usize),
+            policy,
             call: 0,
             protected: 0,
             writing: 0,
@@ -652,8 +668,7 @@ impl Index {
         if tokens < self.entries.capacity() {
             return;
         }
-        let capacity = self.capacity as usize;
-        let more = if tokens < capacity { tokens.max(256).min(capacity - tokens) } else { 1024 };
+        let more = step(tokens, self.capacity as usize);
         self.entries.reserve_exact(more);
         self.keys.reserve_exact(more * self.key_bytes);
         self.policy.grow(self.entries.capacity());

@@ -2,7 +2,8 @@
 //!
 //! A policy keeps an order over the *evictable* tokens: ready, and without a pin. Tokens that
 //! are pinned or being written are not in its lists at all, so choosing a victim never scans
-//! over them. A policy is one file: implement [`Policy`], add a variant to [`PolicyKind`].
+//! over them. A policy is one file: implement [`Policy`], and either add a variant to
+//! [`PolicyKind`] or hand it to [`Index::with_policy`](super::Index::with_policy).
 //!
 //! # A token's life
 //!
@@ -21,7 +22,10 @@
 use std::str::FromStr;
 
 use super::Token;
+use super::arc::Arc;
+use super::lirs::Lirs;
 use super::lru::Lru;
+use super::s3fifo::S3Fifo;
 
 /// How a token leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +77,15 @@ pub trait Policy: Send {
     fn validate(&self) -> Result<(), String>;
 }
 
+/// Makes room for tokens `0..tokens` in what a policy keeps of each: exactly, since the index
+/// asks in steps already.
+pub(super) fn grow_to<T: Clone>(values: &mut Vec<T>, tokens: usize, value: T) {
+    if tokens > values.len() {
+        values.reserve_exact(tokens - values.len());
+        values.resize(tokens, value);
+    }
+}
+
 /// The policies there are, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -80,11 +93,18 @@ pub enum PolicyKind {
     /// [`Lru`]: evict what was used longest ago.
     #[default]
     Lru,
+    /// [`Arc`]: balances what was used once against what was used again.
+    Arc,
+    /// [`Lirs`]: keep what comes back soonest, judged by the gap between uses.
+    Lirs,
+    /// [`S3Fifo`]: newcomers prove themselves in a small queue.
+    S3Fifo,
 }
 
 impl PolicyKind {
     /// Every policy, by the name it is chosen by.
-    pub const ALL: &[(&str, Self)] = &[("lru", Self::Lru)];
+    pub const ALL: &[(&str, Self)] =
+        &[("lru", Self::Lru), ("arc", Self::Arc), ("lirs", Self::Lirs), ("s3fifo", Self::S3Fifo)];
 
     /// The name it is chosen by.
     pub fn name(self) -> &'static str {
@@ -95,14 +115,19 @@ impl PolicyKind {
     /// kind never exceeds.
     pub fn most_bytes_per_entry(self) -> usize {
         match self {
-            Self::Lru => 96,
+            Self::Lru => 80,
+            Self::Arc | Self::S3Fifo => 112,
+            Self::Lirs => 170,
         }
     }
 
     /// A policy of this kind for an index of `capacity` slots.
-    pub(super) fn build(self, _capacity: usize) -> Box<dyn Policy> {
+    pub(super) fn build(self, capacity: usize) -> Box<dyn Policy> {
         match self {
             Self::Lru => Box::new(Lru::default()),
+            Self::Arc => Box::new(Arc::new(capacity)),
+            Self::Lirs => Box::new(Lirs::new(capacity)),
+            Self::S3Fifo => Box::new(S3Fifo::new(capacity)),
         }
     }
 }

@@ -38,6 +38,12 @@ fn token_of(bucket: Bucket) -> Token {
     bucket as u32 - 1
 }
 
+/// By how much a slab of `len` places grows that ends at `most`: doubling to the end would leave
+/// half of its memory unused.
+pub(super) fn step(len: usize, most: usize) -> usize {
+    if len < most { len.max(256).min(most - len) } else { 1024 }
+}
+
 /// Buckets for so many entries.
 fn buckets_for(entries: usize) -> usize {
     entries + entries / 2 + 8
@@ -115,9 +121,9 @@ impl Table {
         self.buckets[at] = bucket;
     }
 
-    /// Only for batches larger than what is evicted for them: reads no key.
+    /// Only when there are more entries than were promised; reads no key.
     fn grow(&mut self) {
-        let larger = vec![FREE; buckets_for(self.len + self.len / 2)];
+        let larger = vec![FREE; buckets_for(self.len + (self.len / 2).max(16))];
         for bucket in std::mem::replace(&mut self.buckets, larger) {
             if bucket != FREE {
                 self.place(bucket);
