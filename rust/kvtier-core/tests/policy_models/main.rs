@@ -49,7 +49,7 @@ fn oldest(list: &[u8], spare: &[u8]) -> Option<u8> {
 #[derive(Debug, Clone)]
 enum Operation {
     /// Keys, by whom, and which of them fail to be written, as bits.
-    Request(Vec<u8>, u32, u8),
+    Request(Vec<u8>, u32, u32),
     Drop(u8),
 }
 
@@ -57,7 +57,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     // Some keys come more often than others.
     let key = || prop_oneof![3 => 0..KEYS / 4, 2 => 0..KEYS];
     // Failures are rare: two random masks must agree on one.
-    let failures = (any::<u8>(), any::<u8>(), any::<u8>()).prop_map(|(a, b, c)| a & b & c);
+    let failures = (any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(a, b, c)| a & b & c);
     prop_oneof![
         20 => (vec(key(), 1..6), 1..4_u32, failures)
             .prop_map(|(keys, by, failures)| Operation::Request(keys, by, failures)),
@@ -100,7 +100,7 @@ impl<'m> Run<'m> {
         }
     }
 
-    fn request(&mut self, keys: &[u8], by: u32, failures: u8) {
+    fn request(&mut self, keys: &[u8], by: u32, failures: u32) {
         let mut keys = keys.to_vec();
         let mut seen = [false; KEYS as usize];
         keys.retain(|&key| !std::mem::replace(&mut seen[key as usize], true));
