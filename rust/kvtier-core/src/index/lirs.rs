@@ -13,7 +13,8 @@
 //! is in the stack exactly if its stamp is above the `bottom`, the greatest stamp that the oldest
 //! LIR token ever had. HIR tokens leave the queue in order of their stamps as far as they are in
 //! the stack, so ghosts are in stack order by order of departure, and both pruning and the bound
-//! on ghosts (twice the capacity; the paper has none) take them from the old end.
+//! on ghosts (twice the capacity; the paper has none) take them from the old end. Where a victim
+//! was chosen past a protected token its ghost may be out of order, which its stamp tells.
 //!
 //! # Here
 //! Newcomers are LIR while all residents would fit among the LIR. A token that is being written
@@ -25,7 +26,7 @@
 //! # Invariants
 //! - LIR tokens are in order of their stamps; there are no more than their share, except for
 //!   pinned ones.
-//! - The oldest LIR token's stamp and the oldest ghost's are at the bottom or above it.
+//! - The oldest LIR token's stamp is the bottom; the oldest ghost's is above it.
 //!
 //! Every operation is O(1) amortised, victims O(victims + protected). Memory a token: 8 (links)
 //! + 8 (stamp) + 1 (rank), and 29 to 35 a ghost, of which there are at most two for a token.
@@ -128,7 +129,7 @@ impl Lirs {
             self.bottom = self.bottom.max(self.stamps[oldest as usize]);
         }
         while let Some(oldest) = self.ghost_order.back()
-            && self.ghosts.mark(oldest) < self.bottom
+            && self.ghosts.mark(oldest) <= self.bottom
         {
             self.ghosts.remove(&mut self.ghost_order, oldest);
         }
@@ -146,7 +147,7 @@ impl Policy for Lirs {
         self.residents += 1;
         let mut rank = if self.residents <= self.share { Rank::Lir } else { Rank::Hir };
         if let Some(ghost) = self.ghosts.find(fingerprint) {
-            // A protected token that was passed over leaves a ghost out of order: ask its stamp.
+            // Pruning may have missed it: not all ghosts are in stack order.
             if self.ghosts.mark(ghost) > self.bottom {
                 rank = Rank::Lir;
             }
@@ -240,6 +241,13 @@ impl Policy for Lirs {
         if residents != self.residents {
             return Err(format!("{residents} tokens have a rank, kept {}", self.residents));
         }
+        let oldest = self.lir.back().map(|token| self.stamps[token as usize]);
+        if oldest.is_some_and(|stamp| stamp != self.bottom) {
+            return Err(format!(
+                "the bottom is {}, the oldest LIR token's {oldest:?}",
+                self.bottom
+            ));
+        }
         let mut before = self.bottom;
         for token in self.lir.iter_back(&self.links) {
             let stamp = self.stamps[token as usize];
@@ -260,7 +268,7 @@ impl Policy for Lirs {
         }
         self.ghosts.validate(&[(&self.ghost_order, &|stamp| stamp <= self.clock)])?;
         let oldest = self.ghost_order.back().map(|ghost| self.ghosts.mark(ghost));
-        if oldest.is_some_and(|stamp| stamp < self.bottom) {
+        if oldest.is_some_and(|stamp| stamp <= self.bottom) {
             return Err("the oldest ghost is below the stack".into());
         }
         if self.ghost_order.len() > GHOSTS_PER_SLOT * self.capacity {

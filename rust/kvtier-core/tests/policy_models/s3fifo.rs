@@ -11,14 +11,14 @@ pub(crate) struct S3Fifo {
     ghosts: Vec<u8>,
     writing_small: Vec<u8>,
     writing_main: Vec<u8>,
-    uses: [u8; KEYS as usize],
+    uses: Vec<u8>,
     last: Option<u8>,
 }
 
 impl S3Fifo {
     /// For so many slots.
     pub(crate) fn new(c: usize) -> Self {
-        Self { c, ..Self::default() }
+        Self { c, uses: vec![0; KEYS.into()], ..Self::default() }
     }
 
     fn small_share(&self) -> usize {
