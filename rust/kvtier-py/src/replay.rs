@@ -93,7 +93,7 @@ fn unreadable(py: Python<'_>, error: io::Error, path: &Path) -> PyErr {
     };
     let text = py.import("os").and_then(|os| os.getattr("strerror")?.call1((code,)));
     match text {
-        Ok(text) => PyOSError::new_err((code, text.unbind(), path.to_owned())),
+        Ok(text) => PyOSError::new_err((code, text.unbind(), path.as_os_str().to_owned())),
         Err(error) => error,
     }
 }
