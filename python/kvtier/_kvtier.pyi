@@ -7,6 +7,7 @@ file and the compiled extension cannot drift apart.
 array of shape `(n, key_bytes)`. Every call is a batch call and is safe from any thread.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, final
 
@@ -18,11 +19,13 @@ __all__ = [
     "HIT",
     "HIT_PENDING",
     "MISS",
+    "POLICIES",
     "RETRY",
     "HostCopier",
     "Manager",
     "PreparedStore",
     "Region",
+    "Trace",
     "__version__",
     "build_profile",
 ]
@@ -31,6 +34,9 @@ Keys: TypeAlias = Sequence[bytes] | NDArray[np.uint8]
 
 __version__: Final[str]
 build_profile: Final[Literal["debug", "release"]]
+
+# The eviction policies there are, by the names that `Manager` and `Trace.replay` take.
+POLICIES: Final[tuple[str, ...]]
 
 # What `Manager.lookup` answers, one value a key.
 MISS: Final[int]
@@ -198,3 +204,39 @@ class HostCopier:
         """
     def load(self, block_ids: NDArray[np.int64], slots: NDArray[np.uint32]) -> int:
         """Slots to blocks; a destination block given twice is refused."""
+
+@final
+class Trace:
+    """Requests of a trace, as the blocks that each one reads; made by `read`.
+
+    Replays are exact counts, the same in every run. Calls leave the interpreter's lock, and
+    KeyboardInterrupt is raised within 100 ms. `kvtier.replay` makes curves of them.
+    """
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> Trace:
+        """Reads a trace in the Mooncake format: one JSON object a line, whose `hash_ids` are the
+        ids of the request's blocks, chained over the prefix. Empty lines and requests without
+        blocks are passed over; a block that a request names twice counts once.
+
+        Raises `ConfigError` with the file and the line for one that is no request, and `OSError`
+        for a file that can not be read.
+        """
+    @property
+    def requests(self) -> int: ...
+    @property
+    def blocks(self) -> int:
+        """Block accesses of all requests."""
+    @property
+    def distinct(self) -> int:
+        """Different blocks: a capacity of so many evicts nothing. Counted at every call."""
+    def replay(self, policy: str, capacity: int) -> dict[str, Any]:
+        """Drives the production index of `capacity` blocks with the trace, from empty.
+
+        Returns counts of `requests`, `blocks` (accesses), `block_hits`, `prefix_hits` (hits
+        before the first miss of their request) and `evictions`, and `seconds`. Raises
+        `ConfigError` for an unknown policy or a capacity that is not 1 to 2^31 - 1.
+        """
+    def optimum(self, capacity: int) -> int:
+        """The most block hits that any policy can have with `capacity` blocks, even one that
+        knows the future: Belady's rule, with the choice not to keep a block at all."""

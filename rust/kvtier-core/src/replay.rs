@@ -10,7 +10,7 @@
 //! - The *optimum* is Belady's, with the choice not to keep a block at all: no policy that does
 //!   not know the future has more block hits.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::BufRead;
 use std::time::{Duration, Instant};
 
@@ -55,12 +55,12 @@ impl Trace {
     /// [`TraceError`] naming the line.
     pub fn read(from: impl BufRead) -> Result<Self, TraceError> {
         let mut trace = Self::default();
-        for (number, line) in from.lines().enumerate() {
+        for (number, line) in from.split(b'\n').enumerate() {
             let line = line?;
-            if line.trim().is_empty() {
+            if line.trim_ascii().is_empty() {
                 continue;
             }
-            let request: Line = serde_json::from_str(&line)
+            let request: Line = serde_json::from_slice(&line)
                 .map_err(|source| TraceError::Line { line: number + 1, source })?;
             trace.push(&request.hash_ids);
         }
@@ -85,6 +85,11 @@ impl Trace {
     /// Number of block accesses.
     pub fn accesses(&self) -> usize {
         self.blocks.len()
+    }
+
+    /// Number of different blocks: a memory of so many evicts nothing.
+    pub fn distinct(&self) -> usize {
+        self.blocks.iter().collect::<HashSet<_>>().len()
     }
 
     /// The blocks of each request.
@@ -116,10 +121,24 @@ pub struct Outcome {
 /// # Errors
 /// [`IndexError::Capacity`].
 pub fn replay(trace: &Trace, policy: PolicyKind, capacity: u32) -> Result<Outcome, IndexError> {
+    replay_while(trace, policy, capacity, || true)
+}
+
+/// As [`replay`], asking `go_on` before every request; the outcome is that of the requests until
+/// it said no.
+///
+/// # Errors
+/// [`IndexError::Capacity`].
+pub fn replay_while(
+    trace: &Trace,
+    policy: PolicyKind,
+    capacity: u32,
+    mut go_on: impl FnMut() -> bool,
+) -> Result<Outcome, IndexError> {
     let mut index = Index::new(capacity, size_of::<u64>(), policy)?;
     let mut outcome = Outcome::default();
     let start = Instant::now();
-    for (number, blocks) in trace.iter().enumerate() {
+    for (number, blocks) in trace.iter().enumerate().take_while(|_| go_on()) {
         step(&mut index, number as u32 + 1, blocks, &mut outcome)?;
     }
     outcome.elapsed = start.elapsed();
@@ -167,10 +186,15 @@ fn step(
 /// The most block hits that any choice of what to keep could have had with `capacity` blocks:
 /// Belady's rule, with the choice to pass a block by.
 pub fn optimum(trace: &Trace, capacity: usize) -> u64 {
+    optimum_while(trace, capacity, || true)
+}
+
+/// As [`optimum`], asking `go_on` before every access; counts the hits until it said no.
+pub fn optimum_while(trace: &Trace, capacity: usize, mut go_on: impl FnMut() -> bool) -> u64 {
     let never = trace.blocks.len();
     let mut next = vec![never; trace.blocks.len()];
     let mut seen = HashMap::new();
-    for (at, &block) in trace.blocks.iter().enumerate().rev() {
+    for (at, &block) in trace.blocks.iter().enumerate().rev().take_while(|_| go_on()) {
         if let Some(later) = seen.insert(block, at) {
             next[at] = later;
         }
@@ -179,7 +203,7 @@ pub fn optimum(trace: &Trace, capacity: usize) -> u64 {
     // the block.
     let mut resident = BTreeSet::new();
     let mut hits = 0;
-    for (at, &again) in next.iter().enumerate() {
+    for (at, &again) in next.iter().enumerate().take_while(|_| go_on()) {
         hits += u64::from(resident.remove(&at));
         if again == never {
             continue;
@@ -242,5 +266,21 @@ mod tests {
         assert_eq!((read.requests(), read.accesses()), (1, 2));
         let error = Trace::read(format!("{text}[1]\n").as_bytes()).expect_err("bad");
         assert!(error.to_string().starts_with("line 3 is no request"), "{error}");
+        let error = Trace::read(&b"\n{\xff"[..]).expect_err("no UTF-8");
+        assert!(error.to_string().starts_with("line 2 is no request"), "{error}");
+    }
+
+    #[test]
+    fn a_replay_that_is_told_to_stop_stops() {
+        let trace = trace(&[&[1, 2], &[1, 2], &[1, 2]]);
+        assert_eq!(trace.distinct(), 2);
+        let mut left = 2;
+        let mut go_on = || {
+            left -= 1;
+            left >= 0
+        };
+        let outcome = replay_while(&trace, PolicyKind::Lru, 4, &mut go_on).expect("small");
+        assert_eq!((outcome.requests, outcome.block_hits), (2, 2));
+        assert_eq!(optimum_while(&trace, 4, &mut go_on), 0);
     }
 }

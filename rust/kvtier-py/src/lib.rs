@@ -10,11 +10,14 @@ mod error;
 mod fork;
 mod manager;
 mod region;
+mod replay;
 
 #[pyo3::pymodule]
 mod _kvtier {
+    use kvtier_core::index::PolicyKind;
     use kvtier_core::manager::Lookup;
     use pyo3::prelude::*;
+    use pyo3::types::PyTuple;
 
     #[pymodule_export]
     use super::copier::HostCopier;
@@ -22,12 +25,16 @@ mod _kvtier {
     use super::manager::{Manager, PreparedStore};
     #[pymodule_export]
     use super::region::Region;
+    #[pymodule_export]
+    use super::replay::Trace;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("build_profile", profile)?;
+        let policies = PolicyKind::ALL.iter().map(|(name, _)| *name).collect::<Vec<_>>();
+        module.add("POLICIES", PyTuple::new(module.py(), policies)?)?;
         module.add("MISS", Lookup::Miss as u8)?;
         module.add("HIT", Lookup::Hit as u8)?;
         module.add("HIT_PENDING", Lookup::HitPending as u8)?;

@@ -18,7 +18,7 @@ use crate::region::Region;
 /// Calls with fewer keys finish sooner than leaving the interpreter and coming back pays for.
 const DETACH_FROM_KEYS: usize = 64;
 /// How often a waiting call looks whether the user pressed Ctrl-C.
-const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+pub(crate) const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
 /// See `_kvtier.pyi`.
 #[pyclass(frozen, module = "kvtier._kvtier")]

@@ -1,0 +1,336 @@
+"""The primary tier's index from Python, beside vLLM's `CPUOffloadingManager`.
+
+Both hold 100,000 keys of 36 bytes and get the same batches of 128, turn by turn in one process
+(A B, B A, A B ...), each batch as a request of its own. A round's figure is its mean over the
+batches; printed are the median, least and greatest of the rounds, in ns a key:
+
+- lookup: is every key of a batch there? vLLM is asked key by key: it has no batches.
+- array lookup: the same with the keys in one array of numpy, which only kvtier takes.
+- single lookup: one call a key, on both sides.
+- load cycle: `prepare_load` and `complete_load` of resident keys.
+- store cycle: `prepare_store` and `complete_store` of new keys, each of which evicts another.
+
+The keys of a batch were stored together, as those of a prefix are; batches come in random order.
+Beginning and ending a request is not timed, on either side. Without vLLM (`make bench-vllm`
+installs it) kvtier is measured alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import hashlib
+import importlib
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kvtier
+from kvtier._kvtier import POLICIES
+
+ENTRIES = 100_000
+BATCH = 128
+COMPARED_POLICIES = ("lru", "arc")
+
+Batch = list[bytes]
+Verb = Callable[[int, Batch], int]
+"""Does its work for a request and a batch; returns the nanoseconds that took."""
+
+
+class Index(Protocol):
+    """One side of the comparison."""
+
+    name: str
+
+    def verbs(self) -> dict[str, Verb]:
+        """What is measured, by name."""
+
+
+class Ours:
+    """`kvtier.Manager` without secondary tiers."""
+
+    name = "kvtier"
+
+    def __init__(self, policy: str) -> None:
+        # Its pages are never touched, so the region takes no memory.
+        self.manager = kvtier.Manager(kvtier.Region(ENTRIES, 4096), policy=policy)
+
+    def verbs(self) -> dict[str, Verb]:
+        return {
+            "lookup": self.lookup,
+            "array lookup": self.lookup_array,
+            "single lookup": self.lookup_single,
+            "load cycle": self.load,
+            "store cycle": self.store,
+        }
+
+    def lookup(self, request: int, keys: Batch) -> int:
+        return self._lookup(request, keys)
+
+    def _lookup(self, request: int, keys: Batch | NDArray[np.uint8]) -> int:
+        start = time.perf_counter_ns()
+        found = self.manager.lookup(request, keys)
+        end = time.perf_counter_ns()
+        assert (found == kvtier.HIT).all()
+        self.manager.request_finished(request)
+        return end - start
+
+    def lookup_array(self, request: int, keys: Batch) -> int:
+        array = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), -1)
+        return self._lookup(request, array)
+
+    def lookup_single(self, request: int, keys: Batch) -> int:
+        lookup = self.manager.lookup
+        start = time.perf_counter_ns()
+        for key in keys:
+            lookup(request, [key])
+        end = time.perf_counter_ns()
+        self.manager.request_finished(request)
+        return end - start
+
+    def load(self, request: int, keys: Batch) -> int:
+        start = time.perf_counter_ns()
+        slots = self.manager.prepare_load(request, keys)
+        self.manager.complete_load(request, keys)
+        end = time.perf_counter_ns()
+        assert len(slots) == len(keys)
+        self.manager.request_finished(request)
+        return end - start
+
+    def store(self, request: int, keys: Batch) -> int:
+        start = time.perf_counter_ns()
+        prepared = self.manager.prepare_store(request, keys)
+        self.manager.complete_store(request, keys)
+        end = time.perf_counter_ns()
+        assert prepared is not None
+        assert len(prepared.slots) == len(keys)
+        self.manager.request_finished(request)
+        return end - start
+
+
+class Theirs:
+    """`vllm.v1.kv_offload.cpu.manager.CPUOffloadingManager`."""
+
+    name = "vLLM"
+
+    def __init__(self, vllm: SimpleNamespace, policy: str) -> None:
+        self.vllm = vllm
+        self.manager = vllm.CPUOffloadingManager(ENTRIES, cache_policy=policy)
+
+    def verbs(self) -> dict[str, Verb]:
+        return {
+            "lookup": self.lookup,
+            "single lookup": self.lookup,
+            "load cycle": self.load,
+            "store cycle": self.store,
+        }
+
+    def _begin(self, request: int) -> Any:
+        context = self.vllm.ReqContext(req_id=str(request))
+        self.manager.on_new_request(context)
+        return context
+
+    def lookup(self, request: int, keys: Batch) -> int:
+        context, lookup = self._begin(request), self.manager.lookup
+        start = time.perf_counter_ns()
+        found = [lookup(key, context) for key in keys]
+        end = time.perf_counter_ns()
+        assert all(answer is self.vllm.HIT for answer in found)
+        self.manager.on_request_finished(context)
+        return end - start
+
+    def load(self, request: int, keys: Batch) -> int:
+        context = self._begin(request)
+        start = time.perf_counter_ns()
+        spec = self.manager.prepare_load(keys, context)
+        self.manager.complete_load(keys, context)
+        end = time.perf_counter_ns()
+        assert len(spec.chunk_ids) == len(keys)
+        self.manager.on_request_finished(context)
+        return end - start
+
+    def store(self, request: int, keys: Batch) -> int:
+        context = self._begin(request)
+        start = time.perf_counter_ns()
+        prepared = self.manager.prepare_store(keys, context)
+        self.manager.complete_store(keys, context)
+        end = time.perf_counter_ns()
+        assert prepared is not None
+        assert len(prepared.keys_to_store) == len(keys)
+        self.manager.on_request_finished(context)
+        return end - start
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the design asks for."""
+
+    ratio: float | None = None
+    nanoseconds: float | None = None
+
+
+TARGETS = {
+    "lookup": Target(nanoseconds=60),
+    "array lookup": Target(nanoseconds=60),
+    "single lookup": Target(nanoseconds=150),
+    "load cycle": Target(ratio=30),
+    "store cycle": Target(ratio=30),
+}
+
+
+def keys_of(numbers: Sequence[int]) -> Batch:
+    """Block hash and group index, as vLLM makes them; the same in every run."""
+    return [hashlib.sha256(number.to_bytes(8, "little")).digest() + bytes(4) for number in numbers]
+
+
+def batches_of(keys: Batch) -> list[Batch]:
+    return [keys[at : at + BATCH] for at in range(0, len(keys) - BATCH + 1, BATCH)]
+
+
+def import_vllm() -> SimpleNamespace:
+    """The classes that are measured; raises ImportError. What vLLM prints goes to stderr."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    with contextlib.redirect_stdout(sys.stderr):
+        manager = importlib.import_module("vllm.v1.kv_offload.cpu.manager")
+        base = importlib.import_module("vllm.v1.kv_offload.base")
+        version = importlib.import_module("vllm").__version__
+    return SimpleNamespace(
+        CPUOffloadingManager=manager.CPUOffloadingManager,
+        ReqContext=base.ReqContext,
+        HIT=base.LookupResult.HIT,
+        version=version,
+    )
+
+
+def measure(
+    sides: Sequence[Index], rounds: int, batches: int, requests: Iterator[int]
+) -> dict[str, dict[str, list[float]]]:
+    """Nanoseconds a key of every round: by verb, then by side."""
+    order = random.Random(20)
+    resident = keys_of(range(ENTRIES))
+    fill = [resident[at : at + BATCH] for at in range(0, ENTRIES, BATCH)]
+    verbs = {side.name: side.verbs() for side in sides}
+    for side in sides:
+        for batch in fill:
+            verbs[side.name]["store cycle"](next(requests), batch)
+    figures: dict[str, dict[str, list[float]]] = {
+        verb: {side.name: [] for side in sides if verb in verbs[side.name]} for verb in TARGETS
+    }
+    new = ENTRIES
+    # Stores last: until then all sides hold the same keys.
+    for verb, by_side in figures.items():
+        for number in range(rounds):
+            if verb == "store cycle":
+                work = batches_of(keys_of(range(new, new + batches * BATCH)))
+                new += batches * BATCH
+            else:
+                work = order.sample(batches_of(resident), batches)
+            turns = sides if number % 2 == 0 else list(reversed(sides))
+            for side in turns:
+                if side.name not in by_side:
+                    continue
+                gc.collect()
+                run = verbs[side.name][verb]
+                spent = sum(run(next(requests), batch) for batch in work)
+                by_side[side.name].append(spent / (batches * BATCH))
+    return figures
+
+
+def record(policy: str, verb: str, by_side: dict[str, list[float]]) -> dict[str, Any]:
+    """One figure in the form of `kvtier bench`."""
+    ours, theirs = by_side[Ours.name], by_side.get(Theirs.name)
+    target = TARGETS[verb]
+    value = statistics.median(ours)
+    reference = statistics.median(theirs) if theirs else None
+    return {
+        "name": f"index.{policy}.{verb.replace(' ', '_')}",
+        "value": value,
+        "unit": "ns/key",
+        "min": min(ours),
+        "max": max(ours),
+        "reference": "vLLM CPUOffloadingManager" if theirs else None,
+        "reference_value": reference,
+        "reference_min": min(theirs) if theirs else None,
+        "reference_max": max(theirs) if theirs else None,
+        "ratio": reference / value if reference else None,
+        "target": target.nanoseconds if target.ratio is None else target.ratio,
+        "target_of": "value" if target.ratio is None else "ratio",
+    }
+
+
+def line(figure: dict[str, Any]) -> str:
+    def span(middle: float | None, least: float | None, most: float | None) -> str:
+        if middle is None or least is None or most is None:
+            return "-"
+        return f"{middle:8.0f} ({least:.0f} to {most:.0f})"
+
+    ours = span(figure["value"], figure["min"], figure["max"])
+    theirs = span(figure["reference_value"], figure["reference_min"], figure["reference_max"])
+    ratio = "-" if figure["ratio"] is None else f"{figure['ratio']:.1f}x"
+    wanted = (
+        f"{figure['target']:.0f} ns or less"
+        if figure["target_of"] == "value"
+        else f"{figure['target']:.0f}x or more"
+    )
+    return f"{figure['name']:<26} {ours:>26} {theirs:>28} {ratio:>8}  {wanted}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7, help="default %(default)s")
+    parser.add_argument("--batches", type=int, default=100, help="of a round; default %(default)s")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1 or not 1 <= arguments.batches <= ENTRIES // BATCH:
+        parser.error(f"use 1 round or more, and 1 to {ENTRIES // BATCH} batches")
+    vllm: SimpleNamespace | None = None
+    try:
+        vllm = import_vllm()
+    except ImportError as error:
+        print(
+            f"comparison skipped, vLLM can not be imported ({error}); `make bench-vllm` has it",
+            file=sys.stderr,
+        )
+    requests = iter(range(1, 1 << 62))
+    figures = []
+    for policy in COMPARED_POLICIES:
+        if policy not in POLICIES:
+            print(f"{policy}: this kvtier has no such policy, skipped", file=sys.stderr)
+            continue
+        sides: list[Index] = [Ours(policy)]
+        if vllm is not None:
+            sides.append(Theirs(vllm, policy))
+        measured = measure(sides, arguments.rounds, arguments.batches, requests)
+        figures += [record(policy, verb, by_side) for verb, by_side in measured.items()]
+    versions = {
+        "kvtier": kvtier.__version__,
+        "python": platform.python_version(),
+        "vllm": None if vllm is None else vllm.version,
+    }
+    if arguments.json:
+        machine = {"machine": platform.machine(), "cpus": os.cpu_count()}
+        print(json.dumps({"machine": machine, "versions": versions, "figures": figures}))
+        return 0
+    print(", ".join(f"{name} {version}" for name, version in versions.items() if version))
+    print(f"{ENTRIES:,} keys, batches of {BATCH}, {arguments.rounds} rounds: ns a key, median")
+    print(f"{'':<26} {'kvtier (min to max)':>26} {'vLLM (min to max)':>28} {'ratio':>8}  target")
+    for figure in figures:
+        print(line(figure))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
