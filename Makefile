@@ -9,6 +9,7 @@ VLLM_VENV ?= .venv-vllm
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 300
 
 BIN := $(VENV)/bin
 WHEELS := target/wheels
@@ -63,6 +64,15 @@ test-rust: ## Run cargo fmt --check, clippy and cargo test
 interleavings: ## Run the threads of the core under a seeded scheduler (ITERATIONS=300)
 	RUSTFLAGS="--cfg kvtier_shuttle" cargo test --quiet --locked --package kvtier-core \
 		--target-dir target/shuttle --test interleavings
+
+.PHONY: fuzz
+fuzz: ## Fuzz the index against its model (needs nightly and cargo-fuzz; FUZZ_SECONDS=300)
+	cargo +nightly fuzz run index -- -max_total_time=$(FUZZ_SECONDS)
+
+.PHONY: miri
+miri: ## Run the index's tests under miri (needs nightly with miri)
+	PROPTEST_CASES=20 MIRIFLAGS=-Zmiri-disable-isolation \
+		cargo +nightly miri test --package kvtier-core --lib index
 
 .PHONY: lint-python
 lint-python: setup ## Run ruff, mypy --strict and stubtest against the extension

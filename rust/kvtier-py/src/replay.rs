@@ -122,7 +122,7 @@ impl Signals {
             let now = Instant::now();
             if now >= self.next {
                 self.next = now + SIGNAL_CHECK;
-                self.raised = Python::attach(Python::check_signals).err();
+                self.raised = Python::attach(|py| py.check_signals().err());
             }
         }
         self.raised.is_none()

@@ -1,22 +1,17 @@
-//! The index against a model that is too simple to be wrong: a list of keys and their states.
-//!
-//! After every operation both must agree on every key and on how many were evicted, and `validate`
-//! must find nothing. LRU must evict what the model would, in its order; of another policy the
-//! model says only what may not be evicted (`policy_models` has their orders).
+//! The model, the operations on it and on an index, and how both must agree. The fuzz target uses
+//! this file too.
 
-use kvtier_core::index::{ANYONE, Chain, Index, IndexError, Pin, PolicyKind, State, Writer};
+use kvtier_core::index::{Chain, Index, IndexError, Pin, PolicyKind, State, Writer};
 use kvtier_core::key::KeyBatch;
-use proptest::collection::vec;
-use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 
-const CAPACITY: usize = 5;
-const KEYS: u8 = 9;
+pub(crate) const CAPACITY: usize = 5;
+pub(crate) const KEYS: u8 = 9;
 /// Requests that go on at the same time, each with its chain; `ANYONE` is the first.
-const REQUESTS: usize = 3;
+pub(crate) const REQUESTS: usize = 3;
 
+/// One call on an index.
 #[derive(Debug, Clone)]
-enum Operation {
+pub(crate) enum Operation {
     Reserve(Vec<u8>, usize),
     Commit(u8),
     Abort(u8),
@@ -25,21 +20,6 @@ enum Operation {
     Pin(u8, bool),
     Unpin(u8, bool),
     Touch(u8, usize),
-}
-
-fn operation() -> impl Strategy<Value = Operation> {
-    let key = 0..KEYS;
-    prop_oneof![
-        4 => (vec(key.clone(), 1..4), 0..REQUESTS)
-            .prop_map(|(keys, request)| Operation::Reserve(keys, request)),
-        4 => key.clone().prop_map(Operation::Commit),
-        1 => key.clone().prop_map(Operation::Abort),
-        1 => key.clone().prop_map(Operation::Detach),
-        1 => Just(Operation::Reclaim),
-        3 => (key.clone(), any::<bool>()).prop_map(|(key, load)| Operation::Pin(key, load)),
-        3 => (key.clone(), any::<bool>()).prop_map(|(key, load)| Operation::Unpin(key, load)),
-        2 => (key, 0..REQUESTS).prop_map(|(key, request)| Operation::Touch(key, request)),
-    ]
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -111,11 +91,11 @@ impl Model {
 }
 
 /// Keys of two groups, so that a chain has more than one link.
-fn bytes(key: u8) -> [u8; 8] {
+pub(crate) fn bytes(key: u8) -> [u8; 8] {
     [key, key, key, key, 0, 0, 0, key % 2]
 }
 
-fn batch(keys: &[u8]) -> KeyBatch {
+pub(crate) fn batch(keys: &[u8]) -> KeyBatch {
     KeyBatch::from_flat(keys.iter().flat_map(|&key| bytes(key)).collect(), 8).expect("whole keys")
 }
 
@@ -212,7 +192,7 @@ fn step(index: &mut Index, model: &mut Model, chains: &mut [Chain], operation: &
 }
 
 /// Runs operations on an index of some policy and on the model.
-fn run(kind: PolicyKind, capacity: usize, operations: &[Operation]) {
+pub(crate) fn run(kind: PolicyKind, capacity: usize, operations: &[Operation]) {
     let mut index = Index::new(capacity as u32, 8, kind).expect("small");
     let mut model = Model::new(capacity, kind == PolicyKind::Lru);
     let mut chains = vec![Chain::default(); REQUESTS];
@@ -237,73 +217,4 @@ fn agree(index: &Index, model: &Model) {
     slots.sort_unstable();
     slots.dedup();
     assert_eq!(slots.len(), model.entries.len() + model.detached.len(), "no slot is held twice");
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 2000,
-        // The same cases in every run; a failing one is printed in its smallest form.
-        rng_seed: RngSeed::Fixed(40_020),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
-
-    #[test]
-    fn lru_agrees_with_the_model(operations in vec(operation(), 1..60)) {
-        run(PolicyKind::Lru, CAPACITY, &operations);
-    }
-
-    #[test]
-    fn every_policy_keeps_what_the_model_says(
-        capacity in 1..=7_usize,
-        operations in vec(operation(), 1..80),
-    ) {
-        for &(_, kind) in PolicyKind::ALL {
-            run(kind, capacity, &operations);
-        }
-    }
-
-    #[test]
-    fn restore_takes_every_key_and_slot_once(
-        found in vec((0..KEYS, 0..2 * CAPACITY as u32), 0..20),
-    ) {
-        let mut index = Index::new(CAPACITY as u32, 8, PolicyKind::Lru).expect("small");
-        let keys: Vec<_> = found.iter().map(|&(key, slot)| (bytes(key), slot)).collect();
-        let mut taken = Vec::new();
-        index.restore(keys.iter().map(|(key, slot)| (&key[..], *slot)), |took| taken.push(took));
-        index.validate().expect("invariants hold");
-        let mut wanted = Vec::new();
-        for &(key, slot) in &found {
-            let new = slot < CAPACITY as u32
-                && wanted.iter().all(|&(other, its)| other != key && its != slot);
-            if new {
-                wanted.push((key, slot));
-            }
-        }
-        for &(key, slot) in &wanted {
-            let token = index.find(&bytes(key)).expect("taken");
-            prop_assert_eq!(index.slot(token), slot);
-        }
-        prop_assert_eq!(index.len(), wanted.len());
-        prop_assert_eq!(taken.iter().filter(|&&took| took).count(), wanted.len());
-    }
-}
-
-#[test]
-fn a_full_pin_counter_is_an_error_that_names_the_key() {
-    let mut index = Index::new(1, 8, PolicyKind::Lru).expect("small");
-    let keys = batch(&[7]);
-    index.begin_call();
-    let reserved = index
-        .reserve((0..).zip(keys.iter()), Writer::Store, ANYONE, &mut Chain::default())
-        .expect("new")
-        .expect("room");
-    let token = reserved.tokens[0];
-    index.commit(token);
-    for _ in 0..u16::MAX {
-        index.pin(token, Pin::Load).expect("counted");
-    }
-    let error = index.pin(token, Pin::Load).expect_err("full");
-    assert!(error.to_string().contains("0707070700000001"), "{error}");
-    index.validate().expect("nothing changed");
 }
