@@ -7,7 +7,7 @@
 //! Ghosts live in a slab, found by one hash table of `u32` and threaded by links, so a ghost
 //! leaves from anywhere in its list in O(1), and nothing is allocated a ghost after warm-up: the
 //! slab is as large as the directory ever was, freed places are used again. Memory a ghost: 8
-//! (fingerprint) + 8 (links) + 5 to 11 (table) + the mark.
+//! (fingerprint) + 8 (links) + 6 to 11 (table) + the mark; the slab's spare room comes on top.
 //!
 //! # Invariants (checked by [`Ghosts::validate`])
 //! - Every place in the slab is in one list of the policy's, or free.
