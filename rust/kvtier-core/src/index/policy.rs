@@ -84,11 +84,11 @@ pub enum PolicyKind {
     /// [`Lru`]: evict what was used longest ago.
     #[default]
     Lru,
-    /// [`Arc`]: balances what was used once against what was used again.
+    /// ARC: balances what was used once against what was used again.
     Arc,
-    /// [`Lirs`]: keep what comes back soonest, judged by the gap between uses.
+    /// LIRS: keep what comes back soonest, judged by the gap between uses.
     Lirs,
-    /// [`S3Fifo`]: newcomers prove themselves in a small queue.
+    /// S3-FIFO: newcomers prove themselves in a small queue.
     S3Fifo,
 }
 
