@@ -19,7 +19,7 @@
 //! - The target is within 0 and c.
 //!
 //! Every operation is O(1), victims O(victims + protected). Memory a token: 8 (links) + 1 (half),
-//! and 22 to 28 a ghost, of which there are as many as tokens once the index is full.
+//! and 23 to 28 a ghost, of which there are at most as many as tokens once the index is full.
 
 use super::Token;
 use super::ghosts::Ghosts;

@@ -29,7 +29,7 @@
 //! - The oldest LIR token's stamp is the bottom; the oldest ghost's is above it.
 //!
 //! Every operation is O(1) amortised, victims O(victims + protected). Memory a token: 8 (links)
-//! + 8 (stamp) + 1 (rank), and 29 to 35 a ghost, of which there are at most two for a token.
+//! + 8 (stamp) + 1 (rank), and 30 to 35 a ghost, of which there are at most two for a token.
 
 use super::Token;
 use super::ghosts::Ghosts;

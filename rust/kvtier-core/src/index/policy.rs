@@ -90,14 +90,14 @@ pub(super) fn grow_to<T: Clone>(values: &mut Vec<T>, tokens: usize, value: T) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum PolicyKind {
-    /// [`Lru`]: evict what was used longest ago.
+    /// Least recently used: evict what was used longest ago.
     #[default]
     Lru,
-    /// [`Arc`]: balances what was used once against what was used again.
+    /// ARC: balances what was used once against what was used again.
     Arc,
-    /// [`Lirs`]: keep what comes back soonest, judged by the gap between uses.
+    /// LIRS: keep what comes back soonest, judged by the gap between uses.
     Lirs,
-    /// [`S3Fifo`]: newcomers prove themselves in a small queue.
+    /// S3-FIFO: newcomers prove themselves in a small queue.
     S3Fifo,
 }
 

@@ -19,8 +19,8 @@
 //! - There are at most as many ghosts as the main queue is meant to hold.
 //!
 //! Every operation is O(1), victims O(victims + protected) amortised: each round through the main
-//! queue takes a use away. Memory a token: 8 (links) + 2 (queue and uses), and 21 to 27 a ghost,
-//! of which there are nine for ten tokens.
+//! queue takes a use away. Memory a token: 8 (links) + 2 (queue and uses), and 22 to 27 a ghost,
+//! of which there are at most nine for ten tokens.
 
 use super::Token;
 use super::ghosts::Ghosts;
@@ -224,7 +224,8 @@ impl Policy for S3Fifo {
         if self.links.is_linked(token) {
             self.unlink(token);
         }
-        if self.notes[token as usize].queue == Queue::Leaving && removal == Removal::Evicted {
+        let newcomer = matches!(self.notes[token as usize].queue, Queue::Small | Queue::Leaving);
+        if newcomer && removal == Removal::Evicted {
             self.ghosts.push(&mut self.ghost_queue, fingerprint, ());
             self.ghosts.truncate(&mut self.ghost_queue, self.main_target);
         }
