@@ -7,10 +7,12 @@
 mod model;
 
 use kvtier_core::index::{ANYONE, Chain, Index, Pin, PolicyKind, Writer};
-use model::{CAPACITY, KEYS, Operation, REQUESTS, batch, bytes, run};
+use model::{KEYS, Operation, REQUESTS, batch, bytes, run};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
+
+const CAPACITY: usize = 5;
 
 fn operation() -> impl Strategy<Value = Operation> {
     let key = 0..KEYS;

@@ -4,7 +4,6 @@
 use kvtier_core::index::{Chain, Index, IndexError, Pin, PolicyKind, State, Writer};
 use kvtier_core::key::KeyBatch;
 
-pub(crate) const CAPACITY: usize = 5;
 pub(crate) const KEYS: u8 = 9;
 /// Requests that go on at the same time, each with its chain; `ANYONE` is the first.
 pub(crate) const REQUESTS: usize = 3;
