@@ -130,7 +130,7 @@ impl Signals {
 
     /// Runs the handlers of signals that came.
     fn look(&mut self) {
-        self.raised = Python::attach(|py| py.check_signals()).err();
+        self.raised = Python::attach(|py| py.check_signals().err());
     }
 
     fn raised(self) -> PyResult<()> {
