@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 from pathlib import Path
 from typing import Any
 
@@ -159,12 +159,14 @@ def _capacity(text: str, block_bytes: int | None) -> int:
         number, unit = (text[:-1], text[-1].lower()) if text[-1:].isalpha() else (text, "")
         try:
             exact = Decimal(number) * _COUNT_UNITS[unit]
-            blocks = int(exact)
-        except (InvalidOperation, KeyError, ValueError, OverflowError):
+            possible = 0 < exact <= MAX_CAPACITY
+        except (DecimalException, KeyError):
             raise ConfigError(
                 f"--capacity: {text!r} is no number of blocks; write 5000, 5k or 2.5M"
             ) from None
-        if blocks != exact:
+        # A whole number is made of a small one only: 1e999999 has too many digits.
+        blocks = int(exact) if possible else 0
+        if possible and blocks != exact:
             raise ConfigError(f"--capacity: {text} is no whole number of blocks")
     if not 1 <= blocks <= MAX_CAPACITY:
         raise ConfigError(f"--capacity: {text} is not possible: use 1 to {MAX_CAPACITY} blocks")

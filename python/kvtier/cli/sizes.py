@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 
 __all__ = ["format_size", "parse_size"]
@@ -25,10 +26,12 @@ def parse_size(text: str) -> int:
     factor = _UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 64MiB or 1GB")
-    size = int(float(match[1]) * factor)
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size to work with; it must be above 0")
-    return size
+    size = float(match[1]) * factor
+    if not 1 <= size < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size to work with; it must be above 0 and finite"
+        )
+    return int(size)
 
 
 def format_size(size: float) -> str:

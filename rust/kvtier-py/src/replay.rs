@@ -122,10 +122,15 @@ impl Signals {
             let now = Instant::now();
             if now >= self.next {
                 self.next = now + SIGNAL_CHECK;
-                self.raised = Python::attach(|py| py.check_signals().err());
+                self.look();
             }
         }
         self.raised.is_none()
+    }
+
+    /// Runs the handlers of signals that came.
+    fn look(&mut self) {
+        self.raised = Python::attach(|py| py.check_signals().err());
     }
 
     fn raised(self) -> PyResult<()> {
@@ -141,10 +146,11 @@ struct Interruptible {
 
 impl Read for Interruptible {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if !self.signals.quiet() {
-            let raised = self.signals.raised.take();
-            return Err(raised.map_or_else(|| io::ErrorKind::Interrupted.into(), io::Error::other));
+        let read = if self.signals.quiet() { self.file.read(into) } else { Ok(0) };
+        // A read that waits, from a pipe, is ended by the signal itself.
+        if read.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Interrupted) {
+            self.signals.look();
         }
-        self.file.read(into)
+        self.signals.raised.take().map_or(read, |raised| Err(io::Error::other(raised)))
     }
 }
