@@ -3,7 +3,7 @@
 //! Linear probing over one flat array; a bucket is 32 bits of hash and the token, so a probe
 //! touches one cache line, and neither deletion nor growth ever reads a key. Deletion shifts
 //! back what follows: there are no tombstones, hence no clean-up that would stop an engine's
-//! step once in a while. Sized for its capacity at once, at two thirds full: 12 bytes an entry, and
+//! step once in a while. Sized for its capacity at once, within reason, at two thirds full: 12 bytes an entry, and
 //! runs of buckets stay short.
 //! The pages of buckets that were never used are never touched.
 
@@ -13,6 +13,10 @@ use super::Token;
 type Bucket = u64;
 
 const FREE: Bucket = 0;
+
+/// Entries that a table has room for at once, however large it may become: 192 MiB of address
+/// space. Growing past it copies from front to back, both tables being in the order of tags.
+const PRESIZED: usize = 1 << 24;
 
 /// Tokens by hash.
 #[derive(Debug)]
@@ -50,9 +54,9 @@ fn buckets_for(entries: usize) -> usize {
 }
 
 impl Table {
-    /// A table that holds `capacity` entries without growing.
+    /// A table for `capacity` entries; up to [`PRESIZED`] it never grows.
     pub(super) fn new(capacity: usize) -> Self {
-        Self { buckets: vec![FREE; buckets_for(capacity)], len: 0 }
+        Self { buckets: vec![FREE; buckets_for(capacity.min(PRESIZED))], len: 0 }
     }
 
     /// Number of entries.
@@ -121,7 +125,7 @@ impl Table {
         self.buckets[at] = bucket;
     }
 
-    /// Only when there are more entries than were promised; reads no key.
+    /// Only past what the table was made for; reads no key.
     fn grow(&mut self) {
         let larger = vec![FREE; buckets_for(self.len + (self.len / 2).max(16))];
         for bucket in std::mem::replace(&mut self.buckets, larger) {
