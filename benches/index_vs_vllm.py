@@ -92,10 +92,10 @@ class Ours:
         return self._lookup(request, array)
 
     def lookup_single(self, request: int, keys: Batch) -> int:
-        lookup = self.manager.lookup
+        lookup = self.manager.lookup_key
         start = time.perf_counter_ns()
         for key in keys:
-            lookup(request, [key])
+            lookup(request, key)
         end = time.perf_counter_ns()
         self.manager.request_finished(request)
         return end - start

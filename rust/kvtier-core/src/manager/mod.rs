@@ -24,8 +24,8 @@
 mod figures;
 mod step;
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -152,8 +152,8 @@ struct Request {
     used: KeyBatch,
     /// Its last chunk of each group: what the next one follows.
     chain: Chain,
-    /// Pins of `prepare_load` that it has not given back.
-    open_loads: usize,
+    /// What `prepare_load` pinned for it and it has not given back, in order.
+    loading: Vec<Token>,
     /// Keys of `prepare_store` that it has not completed.
     open_stores: usize,
     finished: bool,
@@ -209,7 +209,7 @@ impl Inner {
         self.requests.entry(id).or_insert_with(|| Request {
             used: KeyBatch::with_capacity(0, key_bytes),
             chain: Chain::default(),
-            open_loads: 0,
+            loading: Vec::new(),
             open_stores: 0,
             finished: false,
         })
@@ -219,7 +219,7 @@ impl Inner {
     fn end_if_done(&mut self, id: RequestId) {
         if let Entry::Occupied(request) = self.requests.entry(id) {
             let state = request.get();
-            if state.finished && state.open_loads == 0 && state.open_stores == 0 {
+            if state.finished && state.loading.is_empty() && state.open_stores == 0 {
                 touch(&mut self.index, requester(id), &request.remove().used);
             }
         }
@@ -448,7 +448,7 @@ impl Manager {
         if !tokens.is_empty() {
             let state = inner.request(request);
             state.remember(keys.iter());
-            state.open_loads += tokens.len();
+            state.loading.extend_from_slice(&tokens);
             let mut chain = std::mem::take(&mut state.chain);
             keys.iter().zip(&tokens).for_each(|(key, &token)| chain.follow(key, token));
             chain.keep(&inner.index);
@@ -464,21 +464,25 @@ impl Manager {
     pub fn complete_load(&self, request: RequestId, keys: &KeyBatch) -> Result<(), ManagerError> {
         let mut inner = self.inner.lock();
         let inner = inner.open()?;
-        let tokens = inner.index.find_all(keys)?;
-        let open = inner.requests.get(&request).map_or(0, |request| request.open_loads);
-        for (position, &token) in tokens.iter().enumerate() {
-            if position >= open || inner.index.pins(token, Pin::Load) == 0 {
-                return Err(IndexError::NotPinned(inner.index.key(token).into()).into());
-            }
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let Some(state) = inner.requests.get_mut(&request) else {
+            return Err(IndexError::NotPinned(keys.get(0).into()).into());
+        };
+        let tokens = given_back(&mut inner.index, &state.loading, keys)?;
+        if state.loading.starts_with(&tokens) {
+            state.loading.drain(..tokens.len());
+        } else {
+            // Marked by this call, which named each once: one pin of each comes back.
+            let mut left: HashSet<Token> = tokens.iter().copied().collect();
+            state.loading.retain(|token| !left.remove(token));
         }
         for &token in tokens.iter().rev() {
             inner.index.unpin(token, Pin::Load)?;
         }
         inner.primary.loaded_chunks += tokens.len() as u64;
-        if !tokens.is_empty() {
-            inner.request(request).open_loads -= tokens.len();
-            inner.end_if_done(request);
-        }
+        inner.end_if_done(request);
         Ok(())
     }
 
@@ -671,6 +675,33 @@ impl Manager {
         }
         Ok(())
     }
+}
+
+/// The entries of keys that a request gives back, each marked; an error if it does not hold one.
+fn given_back(
+    index: &mut Index,
+    loading: &[Token],
+    keys: &KeyBatch,
+) -> Result<Vec<Token>, IndexError> {
+    // As a rule they come back as they were taken, and then no key has to be looked up.
+    let taken = keys.iter().zip(loading).all(|(key, &token)| index.key(token) == key);
+    if !taken || keys.len() > loading.len() {
+        let tokens = index.find_all(keys)?;
+        let held: HashSet<Token> = loading.iter().copied().collect();
+        let foreign = tokens.iter().zip(keys).find(|(token, _)| !held.contains(token));
+        return match foreign {
+            Some((_, key)) => Err(IndexError::NotPinned(key.into())),
+            None => Ok(tokens),
+        };
+    }
+    index.begin_call();
+    let tokens = &loading[..keys.len()];
+    for (&token, key) in tokens.iter().zip(keys) {
+        if !index.mark(token) {
+            return Err(IndexError::Duplicate(key.into()));
+        }
+    }
+    Ok(tokens.to_vec())
 }
 
 /// Where a key that the primary tier lacks was found.

@@ -319,6 +319,30 @@ fn with_a_threshold_a_chunk_is_stored_at_its_second_offer() {
 }
 
 #[test]
+fn pins_come_back_in_any_order_and_only_those_a_request_holds() {
+    let manager = manager(Vec::new());
+    store(&manager, &[1, 2, 3, 4]);
+    manager.request_finished(1).expect("open");
+    manager.prepare_load(2, &keys(&[1, 2])).expect("ready");
+    manager.prepare_load(2, &keys(&[2, 3])).expect("ready");
+    manager.prepare_load(3, &keys(&[4])).expect("ready");
+    for wrong in [&[4][..], &[1, 4], &[2, 2], &[1, 2, 2]] {
+        manager.complete_load(2, &keys(wrong)).expect_err("not all of them are its");
+    }
+    manager.complete_load(2, &keys(&[3, 2])).expect("out of order");
+    manager.complete_load(2, &keys(&[1, 2])).expect("the rest");
+    manager.complete_load(2, &keys(&[1])).expect_err("given back");
+    assert_eq!(manager.stats().primary.pinned, 1);
+    manager.complete_load(3, &keys(&[4])).expect("its own");
+    for request in [2, 3] {
+        manager.request_finished(request).expect("open");
+    }
+    let primary = manager.stats().primary;
+    assert_eq!((primary.pinned, primary.requests, primary.loaded_chunks), (0, 0, 5));
+    manager.validate().expect("invariants hold");
+}
+
+#[test]
 fn a_failed_store_leaves_no_trace() {
     let manager = manager(Vec::new());
     manager.prepare_store(1, &keys(&[1, 2])).expect("open").expect("room");
