@@ -76,6 +76,28 @@ impl List {
         self.len += 1;
     }
 
+    /// Puts an unlinked token at the back.
+    pub fn push_back(&mut self, links: &mut Links, token: Token) {
+        debug_assert!(!links.is_linked(token));
+        links.0[token as usize] = Link { prev: self.tail, next: NIL };
+        match self.tail {
+            NIL => self.head = token,
+            tail => links.0[tail as usize].next = token,
+        }
+        self.tail = token;
+        self.len += 1;
+    }
+
+    /// The member in front.
+    pub fn front(&self) -> Option<Token> {
+        (self.head != NIL).then_some(self.head)
+    }
+
+    /// The member at the back.
+    pub fn back(&self) -> Option<Token> {
+        (self.tail != NIL).then_some(self.tail)
+    }
+
     /// Takes a member out.
     pub fn remove(&mut self, links: &mut Links, token: Token) {
         debug_assert!(links.is_linked(token));

@@ -20,6 +20,7 @@
 //! - A batch call changes everything it names or nothing.
 
 mod chain;
+mod gittins;
 mod list;
 mod lru;
 mod policy;

@@ -21,6 +21,7 @@
 use std::str::FromStr;
 
 use super::Token;
+use super::gittins::Gittins;
 use super::lru::Lru;
 
 /// How a token leaves.
@@ -80,11 +81,13 @@ pub enum PolicyKind {
     /// [`Lru`]: evict what was used longest ago.
     #[default]
     Lru,
+    /// [`Gittins`]: evict what is least worth waiting for.
+    Gittins,
 }
 
 impl PolicyKind {
     /// Every policy, by the name it is chosen by.
-    pub const ALL: &[(&str, Self)] = &[("lru", Self::Lru)];
+    pub const ALL: &[(&str, Self)] = &[("lru", Self::Lru), ("gittins", Self::Gittins)];
 
     /// The name it is chosen by.
     pub fn name(self) -> &'static str {
@@ -92,9 +95,10 @@ impl PolicyKind {
     }
 
     /// A policy of this kind for an index of `capacity` slots.
-    pub(super) fn build(self, _capacity: usize) -> Box<dyn Policy> {
+    pub(super) fn build(self, capacity: usize) -> Box<dyn Policy> {
         match self {
             Self::Lru => Box::new(Lru::default()),
+            Self::Gittins => Box::new(Gittins::new(capacity)),
         }
     }
 }
