@@ -31,6 +31,8 @@ mod cells;
 mod class;
 mod ghosts;
 mod hazard;
+#[cfg(test)]
+mod tests;
 
 use super::list::{Links, List};
 use super::policy::{Policy, Removal};
@@ -46,6 +48,8 @@ const GHOSTS: usize = 2;
 const GHOSTS_MIN: usize = 1 << 14;
 /// Accesses between two estimates, at least: they cost about as much as that many evictions.
 const PERIOD: usize = 1 << 10;
+/// Accesses between two looks at who has grown older, at least: less than one request has.
+const MIGRATION: usize = 1 << 3;
 /// Capacities' worth of accesses after which what was learned counts half: long against a stay,
 /// short against a day.
 const MEMORY: usize = 16;
@@ -82,10 +86,10 @@ struct Life {
 }
 
 impl Life {
-    const ABSENT: u8 = 32;
-    const BUSY: u8 = 33;
-    const PARKED: u8 = 34;
-    const LEAVING: u8 = 35;
+    const ABSENT: u8 = 28;
+    const BUSY: u8 = 29;
+    const PARKED: u8 = 30;
+    const LEAVING: u8 = 31;
     /// It is followed by another chunk: no tail.
     const FOLLOWED: u8 = 64;
     /// It is followed since its last use.
@@ -146,6 +150,8 @@ pub(super) struct Gittins {
     ranks: Vec<f32>,
     /// Accesses between two estimates.
     period: usize,
+    /// Accesses between two looks at who has grown older.
+    migration: u32,
     /// How far the census is: tokens, then places of ghosts.
     counted: usize,
     census_began: u32,
@@ -170,6 +176,7 @@ impl Gittins {
             ghosts: Ghosts::new((GHOSTS * capacity).max(GHOSTS_MIN)),
             ranks: Vec::new(),
             period: (capacity / 8).max(PERIOD),
+            migration: (capacity / 64).max(MIGRATION) as u32,
             counted: 0,
             census_began: 0,
             aside: Vec::new(),
@@ -210,12 +217,14 @@ impl Gittins {
             self.hazards.going(class, self.ages.bucket(self.now.wrapping_sub(used)));
         }
         self.counted = end;
+        if self.now.is_multiple_of(self.migration) {
+            self.grow_older();
+        }
         if end == all && self.now.wrapping_sub(self.census_began) as usize >= self.period {
             self.hazards.close_census(self.now.wrapping_sub(self.census_began));
             self.census_began = self.now;
             self.counted = 0;
             self.estimate();
-            self.grow_older();
         }
     }
 
@@ -228,9 +237,10 @@ impl Gittins {
     /// Moves leaves to the bucket of their age. A cell is in the order of age but for chunks that
     /// came to it late, so the first that is not due ends its turn.
     fn grow_older(&mut self) {
-        for class in Class::all() {
-            for bucket in (0..AGES - 1).rev() {
-                while let Some(token) = self.cells.list(cell(class.index(), bucket)).back() {
+        for word in 0..self.cells.words() {
+            for cell in self.cells.occupied(word) {
+                let bucket = cell % AGES;
+                while let Some(token) = self.cells.list(cell).back() {
                     if self.ages.bucket(self.age(token)) <= bucket {
                         break;
                     }
@@ -308,8 +318,8 @@ impl Gittins {
     /// The class of a chunk used again `gap` after a life of class `before`.
     fn again(&self, before: Class, gap: u32, depth: u16) -> Class {
         let gap = self.gaps.octave(gap);
-        let history = match before.unpack() {
-            History::New | History::Continued(_) | History::Tail(false) => History::Twice(gap),
+        let history = match before.history() {
+            History::New | History::Continued { .. } | History::Tail(false) => History::Twice(gap),
             History::Twice(_) | History::Often(_) | History::Tail(true) => History::Often(gap),
         };
         Class::new(history, depth)
@@ -318,24 +328,32 @@ impl Gittins {
     /// What a chunk that was never seen before inherits from the one it follows.
     fn inherited(&self, parent: Token) -> History {
         let Some(life) = self.lives.get(parent as usize) else { return History::New };
-        // A parent that this request used already has the gap in its class; else it has just
-        // ended.
-        match self.gaps.octave(self.age(parent)) {
-            0 => match life.class.unpack() {
-                History::Twice(gap) | History::Often(gap) | History::Continued(gap) => {
-                    History::Continued(gap)
-                }
-                History::New | History::Tail(_) => History::New,
-            },
-            gap => History::Continued(gap),
+        let age = self.age(parent);
+        let waited = match life.class.history() {
+            History::Twice(gap) | History::Often(gap) | History::Continued(gap) => Some(gap),
+            History::New | History::Tail(_) => None,
+        };
+        if self.same_request(parent) {
+            waited.map_or(History::New, History::Continued)
+        } else if self.ages.bucket(age) == 0 {
+            // Perhaps the same request too, in an engine that runs many at a time.
+            History::Continued(self.gaps.octave(age).max(waited.unwrap_or(0)))
+        } else {
+            History::Continued(self.gaps.octave(age))
         }
+    }
+
+    /// Whether a chunk was surely used by the request that now goes on with it: since its last
+    /// use there was only time for that request's own prefix.
+    fn same_request(&self, token: Token) -> bool {
+        self.age(token) <= u32::from(self.life(token).depth) + 1
     }
 
     /// A child of `parent` is coming.
     fn follow(&mut self, parent: Token) {
         // A parent of this request is no tail, and never was; one that waited was a tail until
         // now, and ends its life as one when it is touched.
-        let same = self.gaps.octave(self.age(parent)) == 0;
+        let same = self.same_request(parent);
         let listed = self.unlist(parent);
         let life = self.life_mut(parent);
         life.children += 1;
@@ -354,20 +372,18 @@ impl Policy for Gittins {
 
     fn admit(&mut self, token: Token, fingerprint: u64, parent: Token) {
         self.tick();
-        let depth = self.lives.get(parent as usize).map_or(0, |life| life.depth).saturating_add(1);
+        let before = self.lives.get(parent as usize);
+        let depth = before.map_or(0, |life| life.depth).saturating_add(1);
+        let parent_generation = before.map_or(0, |life| life.generation);
         let (mut class, mut flags) = (Class::new(self.inherited(parent), depth), 0);
         if let Some(ghost) = self.ghosts.take(fingerprint) {
             let gap = self.now.wrapping_sub(ghost.used);
             self.hazards.hit(ghost.class(), self.ages.bucket(gap));
             class = self.again(ghost.class(), gap, depth);
-            if !matches!(ghost.class().unpack(), History::Tail(_)) {
+            if !matches!(ghost.class().history(), History::Tail(_)) {
                 flags = Life::FOLLOWED;
             }
         }
-        let parent_generation = match self.lives.get(parent as usize) {
-            Some(life) => life.generation,
-            None => 0,
-        };
         let life = Life {
             used: self.now,
             parent,
@@ -499,7 +515,10 @@ impl Policy for Gittins {
         }
         for (token, (life, &children)) in self.lives.iter().zip(&children).enumerate() {
             if life.children != children {
-                return Err(format!("token {token} has {children} children, not {}", life.children));
+                return Err(format!(
+                    "token {token} has {children} children, not {}",
+                    life.children
+                ));
             }
             let listed = self.links.is_linked(token as Token);
             let right = match life.place() {

@@ -83,6 +83,23 @@ impl Cells {
         Some(self.order[place] as usize)
     }
 
+    /// How many words of cells there are.
+    pub(super) fn words(&self) -> usize {
+        self.occupied.len()
+    }
+
+    /// The cells of a word that are occupied now.
+    pub(super) fn occupied(&self, word: usize) -> impl Iterator<Item = usize> + use<> {
+        let order: [u16; 64] =
+            std::array::from_fn(|bit| self.order.get(word * 64 + bit).copied().unwrap_or(0));
+        let mut bits = self.occupied[word];
+        std::iter::from_fn(move || {
+            let bit = bits.trailing_zeros() as usize;
+            bits &= bits.wrapping_sub(1);
+            order.get(bit).map(|&cell| cell as usize)
+        })
+    }
+
     pub(super) fn list(&self, cell: usize) -> &List {
         &self.lists[cell]
     }

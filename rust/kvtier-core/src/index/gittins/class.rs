@@ -9,15 +9,18 @@
 //! - The *tail*: the last chunk of a request has a history of its own. It is cut where the prompt
 //!   ended, so a chat that goes on usually fills it up and never asks for it again.
 
-/// Octaves of gap: the first is below a sixteenth of the capacity, the last open.
-pub(super) const GAPS: u8 = 10;
+/// Octaves of gap: the first is below an eighth of the capacity, the last open.
+pub(super) const GAPS: u8 = 8;
 /// Octaves of gap below the capacity that are told apart.
-const GAPS_BELOW: u32 = 4;
+const GAPS_BELOW: u32 = 3;
 /// Depths that are told apart, each four times the one before.
 const DEPTHS: u8 = 5;
 const TAILS: u8 = 2;
-/// Histories: began a chain; went on with one; two uses; three uses; tails.
-const HISTORIES: u8 = 1 + 3 * GAPS + TAILS;
+const CONTINUED: u8 = 1;
+const TWICE: u8 = CONTINUED + GAPS;
+const OFTEN: u8 = TWICE + GAPS;
+const TAIL: u8 = OFTEN + GAPS;
+const HISTORIES: u8 = TAIL + TAILS;
 /// Classes in all.
 pub(super) const CLASSES: usize = HISTORIES as usize * DEPTHS as usize;
 
@@ -59,31 +62,34 @@ pub(super) enum History {
 pub(super) struct Class(u8);
 
 impl Class {
+    /// Histories in all.
     pub(super) const HISTORIES: usize = HISTORIES as usize;
+    /// Histories, whatever the gap.
     pub(super) const USES: usize = 5;
+    /// Pairs of these and a depth.
+    pub(super) const USES_DEPTHS: usize = Self::USES * DEPTHS as usize;
+    /// A chunk in no class yet.
+    pub(super) const NONE: Self = Self(0);
 
     pub(super) fn new(history: History, depth: u16) -> Self {
         let history = match history {
             History::New => 0,
-            History::Continued(gap) => 1 + gap,
-            History::Twice(gap) => 1 + GAPS + gap,
-            History::Often(gap) => 1 + 2 * GAPS + gap,
-            History::Tail(again) => 1 + 3 * GAPS + u8::from(again),
+            History::Continued(gap) => CONTINUED + gap,
+            History::Twice(gap) => TWICE + gap,
+            History::Often(gap) => OFTEN + gap,
+            History::Tail(again) => TAIL + u8::from(again),
         };
         let depth = (depth.max(1).ilog2() / 2) as u8;
         Self(history * DEPTHS + depth.min(DEPTHS - 1))
     }
 
-    /// A chunk in no class yet.
-    pub(super) const NONE: Self = Self(0);
-
     /// The class of a tail with this history.
     pub(super) fn of_tail(self) -> Self {
-        let again = !matches!(
-            self.unpack(),
-            History::New | History::Continued(_) | History::Tail(false)
-        );
-        Self((1 + 3 * GAPS + u8::from(again)) * DEPTHS + self.0 % DEPTHS)
+        let again = match self.history() {
+            History::New | History::Continued(_) | History::Tail(false) => 0,
+            History::Twice(_) | History::Often(_) | History::Tail(true) => 1,
+        };
+        Self((TAIL + again) * DEPTHS + self.0 % DEPTHS)
     }
 
     pub(super) fn all() -> impl Iterator<Item = Self> {
@@ -98,26 +104,25 @@ impl Class {
         self.0 as usize
     }
 
-    pub(super) fn history(self) -> usize {
-        (self.0 / DEPTHS) as usize
-    }
-
-    pub(super) fn unpack(self) -> History {
+    pub(super) fn history(self) -> History {
         let history = self.0 / DEPTHS;
-        match history.checked_sub(1) {
-            None => History::New,
-            Some(at) => match (at / GAPS, at % GAPS) {
-                (0, gap) => History::Continued(gap),
-                (1, gap) => History::Twice(gap),
-                (2, gap) => History::Often(gap),
-                (_, again) => History::Tail(again == 1),
-            },
+        match history {
+            0 => History::New,
+            CONTINUED..TWICE => History::Continued(history - CONTINUED),
+            TWICE..OFTEN => History::Twice(history - TWICE),
+            OFTEN..TAIL => History::Often(history - OFTEN),
+            _ => History::Tail(history > TAIL),
         }
     }
 
-    /// The count of uses, whatever the gap: the class to fall back on.
-    pub(super) fn uses_index(self) -> usize {
-        match self.unpack() {
+    /// The number of its history.
+    pub(super) fn history_index(self) -> usize {
+        (self.0 / DEPTHS) as usize
+    }
+
+    /// The number of its history, whatever the gap.
+    pub(super) fn uses(self) -> usize {
+        match self.history() {
             History::New => 0,
             History::Continued(_) => 1,
             History::Twice(_) => 2,
@@ -126,14 +131,19 @@ impl Class {
         }
     }
 
-    /// The classes an octave of gap away, at the same depth.
-    pub(super) fn neighbours(self) -> impl Iterator<Item = Self> {
-        let gap = match self.unpack() {
+    /// The number of its uses and depth.
+    pub(super) fn uses_depth(self) -> usize {
+        self.uses() * DEPTHS as usize + (self.0 % DEPTHS) as usize
+    }
+
+    /// The histories with as many uses, an octave of gap away.
+    pub(super) fn neighbours(self) -> impl Iterator<Item = usize> {
+        let gap = match self.history() {
             History::Continued(gap) | History::Twice(gap) | History::Often(gap) => Some(gap),
             History::New | History::Tail(_) => None,
         };
-        let below = gap.filter(|&gap| gap > 0).map(|_| Self(self.0 - DEPTHS));
-        let above = gap.filter(|&gap| gap + 1 < GAPS).map(|_| Self(self.0 + DEPTHS));
+        let below = gap.filter(|&gap| gap > 0).map(|_| self.history_index() - 1);
+        let above = gap.filter(|&gap| gap + 1 < GAPS).map(|_| self.history_index() + 1);
         below.into_iter().chain(above)
     }
 }

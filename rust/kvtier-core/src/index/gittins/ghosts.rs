@@ -40,7 +40,7 @@ impl Ghosts {
 
     fn set(&mut self, fingerprint: u64) -> &mut [Ghost] {
         // The upper half chooses the set, evenly over any number of sets; the lower is the tag.
-        let set = ((fingerprint >> 32) * self.sets as u64 >> 32) as usize;
+        let set = (((fingerprint >> 32) * self.sets as u64) >> 32) as usize;
         &mut self.places[set * WAYS..(set + 1) * WAYS]
     }
 

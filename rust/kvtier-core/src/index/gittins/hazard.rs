@@ -9,10 +9,10 @@
 //! and not silence; lives that ended are kept as sums that halve every [`Hazards::half_life`].
 //!
 //! # Smoothing
-//! A class with few lives believes its elders: the class at all depths (its neighbours in gap
-//! counting half), then its number of uses alone, then all chunks, then the prior, which says
-//! that reuse is as likely in each octave of age: that is LRU's belief, so an index that has
-//! seen nothing behaves as LRU.
+//! A class with few lives believes its elders: its history at all depths (neighbours in gap
+//! counting half) scaled by what its depth has of hits in all; then its number of uses alone;
+//! then all chunks; then the prior, which says that reuse is as likely in each octave of age.
+//! That is LRU's belief, so an index that has seen nothing behaves as LRU.
 //!
 //! # Rank
 //! The Gittins index of a class at an age: over all horizons, the greatest ratio of the chance
@@ -30,7 +30,14 @@ const OCTAVES_BELOW: u32 = 6;
 /// Lives that a class needs to be believed as much as its elder. Chunks of one request live and
 /// die together, about 20 of them, so this is ten requests.
 const ELDER: f32 = 200.0;
-/// The prior: one chunk in ten comes back in each bucket. Only its being equal in all matters.
+/// Lives that a class at one depth needs for that: five times as many, for there are five depths.
+const ELDER_DEPTH: f32 = 5.0 * ELDER;
+/// Hits that a depth needs for half of its own factor: those of one request.
+const FACTOR: f32 = 20.0;
+/// Of a hazard, so that somebody always lives on.
+const HAZARD_MAX: f32 = 0.95;
+/// The prior: about one chunk in ten comes back in each octave. It only matters that it is the
+/// same in all.
 const PRIOR: f32 = 0.1;
 
 /// Ages to buckets, for one capacity.
@@ -54,17 +61,25 @@ impl Ages {
         (half.saturating_sub(self.first + 2) as usize).min(AGES - 1)
     }
 
+    /// The age at which a bucket begins.
+    fn start(self, bucket: usize) -> f32 {
+        let half = self.first as usize + 2 + bucket;
+        let mantissa = if half.is_multiple_of(2) { 2 } else { 3 };
+        if bucket == 0 { 0.0 } else { ((mantissa << (half / 2 - 1)) - 2) as f32 }
+    }
+
     /// How long a chunk stays in a bucket. The last one is open: it counts as one octave.
-    fn width(self, bucket: usize) -> f32 {
-        let start = |bucket: usize| {
-            let half = self.first + 2 + bucket as u32;
-            (if half.is_multiple_of(2) { 2.0 } else { 3.0_f32 }) * 2.0_f32.powi(half as i32 / 2 - 1)
-        };
-        match bucket {
-            0 => start(1),
-            last if last == AGES - 1 => start(last),
-            bucket => start(bucket + 1) - start(bucket),
-        }
+    pub(super) fn width(self, bucket: usize) -> f32 {
+        let start = self.start(bucket);
+        if bucket == AGES - 1 { start } else { self.start(bucket + 1) - start }
+    }
+
+    /// The hazards of reuse at a rate of one over the age.
+    fn prior(self) -> Curve {
+        std::array::from_fn(|bucket| {
+            let (start, width) = (self.start(bucket), self.width(bucket));
+            PRIOR * width / (start + width / 2.0)
+        })
     }
 }
 
@@ -106,10 +121,11 @@ impl Counts {
         }
     }
 
-    /// The chance of a hit in each bucket for who enters it, with the elder's as the default.
-    fn hazard(&self, elder: &Curve) -> Curve {
+    /// The chance of a hit in each bucket for who enters it, the elder's weighing as much as
+    /// `weight` lives.
+    fn hazard(&self, elder: &Curve, weight: f32) -> Curve {
         std::array::from_fn(|age| {
-            (self.hits[age] + ELDER * elder[age]) / (self.exposure[age] + ELDER)
+            (self.hits[age] + weight * elder[age]) / (self.exposure[age] + weight)
         })
     }
 }
@@ -162,27 +178,31 @@ impl Hazards {
 
     /// The hazard of every class, smoothed.
     fn curves(&self) -> Vec<Curve> {
+        let counts: Vec<Counts> = Class::all().map(|class| self.counts(class)).collect();
         let mut all = Counts::default();
-        let mut by_history = [Counts::default(); Class::HISTORIES];
         let mut by_uses = [Counts::default(); Class::USES];
-        for class in Class::all() {
-            let counts = self.counts(class);
-            all.add(&counts, 1.0);
-            by_uses[class.uses_index()].add(&counts, 1.0);
-            by_history[class.history()].add(&counts, 1.0);
+        let mut by_history = [Counts::default(); Class::HISTORIES];
+        for (class, counts) in Class::all().zip(&counts) {
+            all.add(counts, 1.0);
+            by_uses[class.uses()].add(counts, 1.0);
+            by_history[class.history_index()].add(counts, 1.0);
         }
-        let all = all.hazard(&[PRIOR; AGES]);
-        let by_uses = by_uses.map(|counts| counts.hazard(&all));
-        Class::all()
+        let all = all.hazard(&self.ages.prior(), ELDER);
+        let by_uses = by_uses.map(|counts| counts.hazard(&all, ELDER));
+        let mut curves: Vec<Curve> = Class::all()
             .map(|class| {
-                let mut history = by_history[class.history()];
+                let mut history = by_history[class.history_index()];
                 for neighbour in class.neighbours() {
-                    history.add(&by_history[neighbour.history()], 0.5);
+                    history.add(&by_history[neighbour], 0.5);
                 }
-                let history = history.hazard(&by_uses[class.uses_index()]);
-                self.counts(class).hazard(&history)
+                history.hazard(&by_uses[class.uses()], ELDER)
             })
-            .collect()
+            .collect();
+        scale_by_depth(&mut curves, &counts);
+        for (curve, counts) in curves.iter_mut().zip(&counts) {
+            *curve = counts.hazard(curve, ELDER_DEPTH);
+        }
+        curves
     }
 
     /// The rank of every class (major) and bucket (minor).
@@ -196,19 +216,41 @@ impl Hazards {
     }
 }
 
+/// Scales curves that know of no depth by what each depth has of hits over what they foretell.
+fn scale_by_depth(curves: &mut [Curve], counts: &[Counts]) {
+    let mut sums = [(FACTOR, FACTOR); Class::USES_DEPTHS];
+    for (class, (curve, counts)) in Class::all().zip(curves.iter().zip(counts)) {
+        let (hits, foretold) = &mut sums[class.uses_depth()];
+        *hits += counts.hits.iter().sum::<f32>();
+        *foretold +=
+            counts.exposure.iter().zip(curve).map(|(lives, hazard)| lives * hazard).sum::<f32>();
+    }
+    for (class, curve) in Class::all().zip(curves) {
+        let (hits, foretold) = sums[class.uses_depth()];
+        for hazard in curve {
+            *hazard = (*hazard * hits / foretold).min(HAZARD_MAX);
+        }
+    }
+}
+
 /// The Gittins index at the middle of every bucket.
-fn gittins(ages: Ages, hazard: &Curve) -> Curve {
+pub(super) fn gittins(ages: Ages, hazard: &Curve) -> Curve {
+    let widths: Curve = std::array::from_fn(|bucket| ages.width(bucket));
     std::array::from_fn(|from| {
-        let (mut alive, mut hit, mut time, mut best) = (1.0_f32, 0.0, 0.0, 0.0_f32);
+        let (mut alive, mut hit, mut time) = (1.0_f32, 0.0_f32, 0.0_f32);
+        let mut best = (0.0_f32, 1.0_f32);
         for bucket in from..AGES {
             let part = if bucket == from { 0.5 } else { 1.0 };
             let hazard = part * hazard[bucket];
             hit += alive * hazard;
             // Who is hit in a bucket was in it for half of it.
-            time += alive * part * ages.width(bucket) * (1.0 - hazard / 2.0);
+            time += alive * part * widths[bucket] * (1.0 - hazard / 2.0);
             alive *= 1.0 - hazard;
-            best = best.max(hit / time);
+            // Ratios are compared without the division.
+            if hit * best.1 > best.0 * time {
+                best = (hit, time);
+            }
         }
-        best
+        best.0 / best.1
     })
 }
