@@ -19,6 +19,7 @@
 //! - An entry is in the policy's lists exactly when it is ready and has no pin.
 //! - A batch call changes everything it names or nothing.
 
+mod auto;
 mod chain;
 mod gittins;
 mod list;

@@ -21,6 +21,7 @@
 use std::str::FromStr;
 
 use super::Token;
+use super::auto::Auto;
 use super::gittins::Gittins;
 use super::lru::Lru;
 
@@ -83,11 +84,14 @@ pub enum PolicyKind {
     Lru,
     /// [`Gittins`]: evict what is least worth waiting for.
     Gittins,
+    /// [`Auto`]: follow whichever of the others does best.
+    Auto,
 }
 
 impl PolicyKind {
     /// Every policy, by the name it is chosen by.
-    pub const ALL: &[(&str, Self)] = &[("lru", Self::Lru), ("gittins", Self::Gittins)];
+    pub const ALL: &[(&str, Self)] =
+        &[("lru", Self::Lru), ("gittins", Self::Gittins), ("auto", Self::Auto)];
 
     /// The name it is chosen by.
     pub fn name(self) -> &'static str {
@@ -98,6 +102,7 @@ impl PolicyKind {
     pub(super) fn build(self, capacity: usize) -> Box<dyn Policy> {
         match self {
             Self::Lru => Box::new(Lru::default()),
+            Self::Auto => Box::new(Auto::new(capacity)),
             Self::Gittins => Box::new(Gittins::new(capacity)),
         }
     }
