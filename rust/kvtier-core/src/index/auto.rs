@@ -80,8 +80,7 @@ pub(super) struct Auto {
     shift: u32,
     slots: usize,
     reading: Reading,
-    /// Sampled accesses, old ones counting less, and since the last decision.
-    accesses: f32,
+    /// Sampled accesses since the last decision.
     undecided: usize,
 }
 
@@ -103,7 +102,6 @@ impl Auto {
             shift,
             slots,
             reading: Reading { above: 0, last: 0 },
-            accesses: 0.0,
             undecided: 0,
         }
     }
@@ -153,7 +151,6 @@ impl Auto {
         for shadow in &mut self.shadows {
             shadow.count(tag, step);
         }
-        self.accesses += 1.0;
         self.undecided += 1;
         if self.undecided >= self.slots {
             self.undecided = 0;
@@ -170,11 +167,11 @@ impl Auto {
             }
         }
         let ahead = self.shadows[best].hits - self.shadows[self.chosen].hits;
-        if ahead > AHEAD * self.accesses {
+        // As if what is remembered were full from the beginning: little evidence has to be strong.
+        if ahead > AHEAD * MEMORY / std::f32::consts::LN_2 * self.slots as f32 {
             self.follow(best);
         }
         let keep = (-1.0 / MEMORY).exp2();
-        self.accesses *= keep;
         for shadow in &mut self.shadows {
             shadow.hits *= keep;
         }

@@ -1,0 +1,147 @@
+//! Policies on traces made here, and on a recorded one where there is one: none may be far below
+//! LRU anywhere, and `auto` not below any.
+
+use std::fs::File;
+use std::io::BufReader;
+
+use kvtier_core::index::PolicyKind;
+use kvtier_core::replay::{Trace, replay};
+
+const CAPACITY: u64 = 1500;
+
+/// Numbers that look random, the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % sides
+    }
+
+    /// Rank 0 most often, rank n in proportion to 1 / (n + 1).
+    fn zipf(&mut self, ranks: u64) -> u64 {
+        let uniform = self.roll(1 << 30) as f64 / f64::from(1 << 30);
+        ((ranks as f64 + 1.0).powf(uniform) - 1.0) as u64
+    }
+}
+
+/// The blocks `0..count` of a chain.
+fn chain(name: u64, count: u64) -> impl Iterator<Item = u64> {
+    (0..count).map(move |block| name << 24 | block)
+}
+
+/// Prompts of one to sixteen blocks, some popular.
+fn zipf() -> Trace {
+    let (mut trace, mut dice) = (Trace::default(), Dice(11));
+    for _ in 0..8000 {
+        let prompt = dice.zipf(3000);
+        trace.push(&chain(prompt, 1 + prompt % 16).collect::<Vec<_>>());
+    }
+    trace
+}
+
+/// Nothing comes back.
+fn scan() -> Trace {
+    let mut trace = Trace::default();
+    for request in 0..4000 {
+        trace.push(&chain(request, 16).collect::<Vec<_>>());
+    }
+    trace
+}
+
+/// The same prompts over and over, a tenth more than fit.
+fn cycle() -> Trace {
+    let mut trace = Trace::default();
+    for request in 0..6000 {
+        trace.push(&chain(request % (CAPACITY * 11 / 10 / 12), 12).collect::<Vec<_>>());
+    }
+    trace
+}
+
+/// A few system prompts, and users who ask once.
+fn system_prompts() -> Trace {
+    let (mut trace, mut dice) = (Trace::default(), Dice(12));
+    for request in 0..6000 {
+        let system = dice.zipf(60);
+        let mut blocks: Vec<u64> = chain(system, 20).collect();
+        blocks.extend(chain(1000 + request, 1 + dice.roll(12)));
+        trace.push(&blocks);
+    }
+    trace
+}
+
+/// Agents that send a growing prefix again and again, and end.
+fn agents() -> Trace {
+    let (mut trace, mut dice) = (Trace::default(), Dice(13));
+    let mut running: Vec<(u64, u64)> = (0..60).map(|agent| (agent, 4)).collect();
+    for request in 0..6000 {
+        let at = dice.roll(running.len() as u64) as usize;
+        let (agent, length) = &mut running[at];
+        trace.push(&chain(*agent, *length).collect::<Vec<_>>());
+        *length += 1 + dice.roll(4);
+        if dice.roll(20) == 0 {
+            (*agent, *length) = (100 + request, 4);
+        }
+    }
+    trace
+}
+
+/// Prompts that are popular now and others later.
+fn shifting() -> Trace {
+    let (mut trace, mut dice) = (Trace::default(), Dice(14));
+    for request in 0..9000 {
+        let prompt = dice.zipf(400) + request / 1500 * 1000;
+        trace.push(&chain(prompt, 1 + prompt % 16).collect::<Vec<_>>());
+    }
+    trace
+}
+
+/// Prefix hits an access.
+fn rate(trace: &Trace, policy: PolicyKind, capacity: u32) -> f64 {
+    let outcome = replay(trace, policy, capacity).expect("a capacity");
+    outcome.prefix_hits as f64 / outcome.accesses as f64
+}
+
+#[test]
+fn on_made_traces_no_policy_of_ours_is_far_below_lru() {
+    for (name, trace) in [
+        ("zipf", zipf()),
+        ("scan", scan()),
+        ("cycle", cycle()),
+        ("system prompts", system_prompts()),
+        ("agents", agents()),
+        ("shifting", shifting()),
+    ] {
+        for capacity in [CAPACITY as u32 / 5, CAPACITY as u32, CAPACITY as u32 * 4] {
+            let rates: Vec<_> = PolicyKind::ALL
+                .iter()
+                .map(|&(policy, kind)| (policy, rate(&trace, kind, capacity)))
+                .collect();
+            println!("{name:<15} {capacity:>5} {rates:.4?}");
+            let of = |policy| rates.iter().find(|(name, _)| *name == policy).expect("known").1;
+            assert!(of("gittins") >= of("lru") - 0.01, "{name} {capacity}: {rates:?}");
+            let fixed = rates.iter().filter(|(name, _)| *name != "auto");
+            let best = fixed.map(|(_, rate)| *rate).fold(0.0, f64::max);
+            assert!(of("auto") >= best - 0.02, "{name} {capacity}: {rates:?}");
+        }
+    }
+}
+
+#[test]
+fn on_the_recorded_trace_gittins_is_where_it_was() {
+    let path =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces/conversation_trace.jsonl");
+    let Ok(file) = File::open(path) else {
+        println!("skipped: no {path}");
+        return;
+    };
+    let trace = Trace::read(BufReader::new(file)).expect("a trace");
+    for (capacity, floor) in [(1_000, 0.075), (5_000, 0.170), (10_000, 0.2293), (30_000, 0.327)] {
+        let gittins = rate(&trace, PolicyKind::Gittins, capacity);
+        assert!(gittins >= floor, "{capacity}: {gittins:.4}");
+        let auto = rate(&trace, PolicyKind::Auto, capacity);
+        assert!(auto >= gittins - 0.005, "{capacity}: {auto:.4}, gittins {gittins:.4}");
+    }
+}
