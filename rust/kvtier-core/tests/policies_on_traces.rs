@@ -20,10 +20,10 @@ impl Dice {
         (self.0 >> 16) % sides
     }
 
-    /// Rank 0 most often, rank n in proportion to 1 / (n + 1).
-    fn zipf(&mut self, ranks: u64) -> u64 {
-        let uniform = self.roll(1 << 30) as f64 / f64::from(1 << 30);
-        ((ranks as f64 + 1.0).powf(uniform) - 1.0) as u64
+    /// Rank 0 most often: each octave of ranks, of so many, as often as another, which is Zipf's.
+    fn zipf(&mut self, octaves: u64) -> u64 {
+        let octave = self.roll(octaves);
+        (1 << octave) + self.roll(1 << octave) - 1
     }
 }
 
@@ -36,7 +36,7 @@ fn chain(name: u64, count: u64) -> impl Iterator<Item = u64> {
 fn zipf() -> Trace {
     let (mut trace, mut dice) = (Trace::default(), Dice(11));
     for _ in 0..8000 {
-        let prompt = dice.zipf(3000);
+        let prompt = dice.zipf(12);
         trace.push(&chain(prompt, 1 + prompt % 16).collect::<Vec<_>>());
     }
     trace
@@ -64,7 +64,7 @@ fn cycle() -> Trace {
 fn system_prompts() -> Trace {
     let (mut trace, mut dice) = (Trace::default(), Dice(12));
     for request in 0..6000 {
-        let system = dice.zipf(60);
+        let system = dice.zipf(6);
         let mut blocks: Vec<u64> = chain(system, 20).collect();
         blocks.extend(chain(1000 + request, 1 + dice.roll(12)));
         trace.push(&blocks);
@@ -92,7 +92,7 @@ fn agents() -> Trace {
 fn shifting() -> Trace {
     let (mut trace, mut dice) = (Trace::default(), Dice(14));
     for request in 0..9000 {
-        let prompt = dice.zipf(400) + request / 1500 * 1000;
+        let prompt = dice.zipf(9) + request / 1500 * 1000;
         trace.push(&chain(prompt, 1 + prompt % 16).collect::<Vec<_>>());
     }
     trace

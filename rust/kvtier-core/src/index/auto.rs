@@ -24,6 +24,8 @@
 //! together, with a floor of less than a megabyte.
 
 mod shadow;
+#[cfg(test)]
+mod tests;
 
 use super::policy::{Policy, PolicyKind, Removal};
 use super::{NIL, Token};
@@ -190,18 +192,22 @@ impl Auto {
         let all = (0..self.chunks.len() as Token).filter(busy);
         let mut next: Box<dyn Policy> = self.candidates[chosen].build(self.capacity);
         next.grow(self.chunks.len());
+        let mut reached = vec![false; self.chunks.len()];
         let mut admitted = vec![false; self.chunks.len()];
         let mut path = Vec::new();
         for token in order.iter().copied().chain(all) {
-            let mut at = Some(token).filter(|&token| !admitted[token as usize]);
+            let mut at = Some(token).filter(|&token| !reached[token as usize]);
             while let Some(token) = at {
-                admitted[token as usize] = true;
+                reached[token as usize] = true;
                 path.push(token);
-                at = self.parent(token).filter(|&parent| !admitted[parent as usize]);
+                at = self.parent(token).filter(|&parent| !reached[parent as usize]);
             }
             while let Some(token) = path.pop() {
-                let parent = self.parent(token).unwrap_or(NIL);
-                next.admit(token, u64::from(self.chunk(token).tag()), parent);
+                // Parents that are given wrongly may form a ring, which is cut here.
+                let parent = self.parent(token).filter(|&parent| admitted[parent as usize]);
+                admitted[token as usize] = true;
+                let tag = u64::from(self.chunk(token).tag());
+                next.admit(token, tag, parent.unwrap_or(NIL));
             }
         }
         for &token in &order {

@@ -62,14 +62,14 @@ impl Ages {
     }
 
     /// The age at which a bucket begins.
-    fn start(self, bucket: usize) -> f32 {
-        let half = self.first as usize + 2 + bucket;
+    fn start(self, bucket: usize) -> u32 {
+        let half = self.first + 2 + bucket as u32;
         let mantissa = if half.is_multiple_of(2) { 2 } else { 3 };
-        if bucket == 0 { 0.0 } else { ((mantissa << (half / 2 - 1)) - 2) as f32 }
+        if bucket == 0 { 0 } else { (mantissa << (half / 2 - 1)) - 2 }
     }
 
     /// How long a chunk stays in a bucket. The last one is open: it counts as one octave.
-    pub(super) fn width(self, bucket: usize) -> f32 {
+    pub(super) fn width(self, bucket: usize) -> u32 {
         let start = self.start(bucket);
         if bucket == AGES - 1 { start } else { self.start(bucket + 1) - start }
     }
@@ -77,7 +77,7 @@ impl Ages {
     /// The hazards of reuse at a rate of one over the age.
     fn prior(self) -> Curve {
         std::array::from_fn(|bucket| {
-            let (start, width) = (self.start(bucket), self.width(bucket));
+            let (start, width) = (self.start(bucket) as f32, self.width(bucket) as f32);
             PRIOR * width / (start + width / 2.0)
         })
     }
@@ -235,7 +235,7 @@ fn scale_by_depth(curves: &mut [Curve], counts: &[Counts]) {
 
 /// The Gittins index at the middle of every bucket.
 pub(super) fn gittins(ages: Ages, hazard: &Curve) -> Curve {
-    let widths: Curve = std::array::from_fn(|bucket| ages.width(bucket));
+    let widths: Curve = std::array::from_fn(|bucket| ages.width(bucket) as f32);
     std::array::from_fn(|from| {
         let (mut alive, mut hit, mut time) = (1.0_f32, 0.0_f32, 0.0_f32);
         let mut best = (0.0_f32, 1.0_f32);

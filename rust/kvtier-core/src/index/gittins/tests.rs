@@ -5,12 +5,12 @@ use super::*;
 /// The rank straight from its definition: over all horizons, on a grid of single accesses.
 fn brute_force(ages: Ages, hazard: &Curve, from: usize) -> f64 {
     let mut chances = Vec::new();
-    for bucket in from..AGES {
-        let part = if bucket == from { 0.5 } else { 1.0 };
-        let width = f64::from(part * ages.width(bucket)).round().max(1.0) as usize;
+    for (bucket, &hazard) in hazard.iter().enumerate().skip(from) {
+        // In the first bucket half of the way is behind it.
+        let parts = if bucket == from { 2 } else { 1 };
+        let width = ages.width(bucket) / parts;
         // Reuse is spread evenly over a bucket.
-        let each = f64::from(part * hazard[bucket]) / width as f64;
-        chances.push((width, each));
+        chances.push((width, f64::from(hazard) / f64::from(parts * width)));
     }
     let (mut alive, mut hit, mut time, mut best) = (1.0, 0.0, 0.0, 0.0_f64);
     for (width, each) in chances {
@@ -44,7 +44,7 @@ fn the_rank_of_reuse_at_one_of_two_times() {
 
 #[test]
 fn the_rank_of_any_hazard_is_the_best_ratio() {
-    let ages = Ages::new(1 << 10);
+    let ages = Ages::new(1 << 12);
     let mut seed = 7_u32;
     for _ in 0..20 {
         let hazard: Curve = std::array::from_fn(|_| {
@@ -62,9 +62,9 @@ fn the_rank_of_any_hazard_is_the_best_ratio() {
 fn buckets_are_half_octaves() {
     for capacity in [1, 5, 64, 1000, 1 << 20] {
         let ages = Ages::new(capacity);
-        let mut start = 0.0;
+        let mut start = 0;
         for bucket in 0..AGES {
-            assert_eq!(ages.bucket(start as u32), bucket, "capacity {capacity}");
+            assert_eq!(ages.bucket(start), bucket, "capacity {capacity}");
             start += ages.width(bucket);
         }
         assert_eq!(ages.bucket(u32::MAX), AGES - 1);
@@ -90,8 +90,8 @@ fn what_was_learned_is_the_hazard() {
     let curve = &ranks[class.index() * AGES..][..AGES];
     let mut wanted = [0.0; AGES];
     wanted[10] = 0.5;
-    for from in 0..=10 {
-        let (rank, wanted) = (f64::from(curve[from]), brute_force(ages, &wanted, from));
+    for (from, &rank) in curve.iter().enumerate().take(11) {
+        let (rank, wanted) = (f64::from(rank), brute_force(ages, &wanted, from));
         assert!((rank - wanted).abs() < 0.01 * wanted, "{from}: {rank}, not {wanted}");
     }
     assert!(curve[11] < 0.02 * curve[10]);
@@ -226,8 +226,8 @@ fn run(capacity: u32) -> (Vec<Box<[u8]>>, Index) {
     let (mut evicted, mut seed) = (Vec::new(), 3_u64);
     for request in 1..400_u64 {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let chat = if seed >> 63 == 0 { seed >> 40 & 7 } else { request + 100 };
-        let blocks = 1 + seed >> 33 & 15;
+        let chat = if seed >> 63 == 0 { (seed >> 40) & 7 } else { request + 100 };
+        let blocks = (seed >> 33) & 15;
         let keys: Vec<[u8; 8]> =
             (0..=blocks).map(|block| (chat << 16 | block).to_le_bytes()).collect();
         index.begin_call();
