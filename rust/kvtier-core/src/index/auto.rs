@@ -4,7 +4,7 @@
 //! smaller by the same factor, that counts the prefix hits it would have had. When another's
 //! shadow has been ahead by [`AHEAD`] the live policy is replaced by that one: it is told of all
 //! residents in the order in which the old one would have evicted them, with their parents, so
-//! nothing resident is lost.
+//! nothing resident is lost; and what its shadow has learned it knows from the beginning.
 //!
 //! # Sample
 //! A chunk is sampled by bits of its fingerprint, not by the root of its chain: where all chats
@@ -100,7 +100,7 @@ impl Auto {
             live: candidates[0].build(capacity),
             chosen: 0,
             chunks: Vec::new(),
-            shadows: candidates.iter().map(|&kind| Shadow::new(kind, slots)).collect(),
+            shadows: candidates.iter().map(|&kind| Shadow::new(kind, slots, shift)).collect(),
             shift,
             slots,
             reading: Reading { above: 0, last: 0 },
@@ -191,6 +191,7 @@ impl Auto {
         let busy = |token: &Token| self.chunk(*token).tag != 0 && !evictable[*token as usize];
         let all = (0..self.chunks.len() as Token).filter(busy);
         let mut next: Box<dyn Policy> = self.candidates[chosen].build(self.capacity);
+        next.learn(&self.shadows[chosen].lessons());
         next.grow(self.chunks.len());
         let mut reached = vec![false; self.chunks.len()];
         let mut admitted = vec![false; self.chunks.len()];

@@ -160,9 +160,16 @@ pub(super) struct Gittins {
 }
 
 impl Gittins {
+    /// For an index of `capacity` slots.
     pub(super) fn new(capacity: usize) -> Self {
+        Self::of_sample(capacity, 0)
+    }
+
+    /// For `capacity` slots that see one chunk in 2^`shift`: least sizes and times are smaller
+    /// by that too, so it learns when an index of all would.
+    pub(super) fn of_sample(capacity: usize, shift: u32) -> Self {
         let ages = Ages::new(capacity);
-        let half_life = (MEMORY * capacity).max(MEMORY_MIN) as f32;
+        let half_life = (MEMORY * capacity).max(MEMORY_MIN >> shift) as f32;
         let mut policy = Self {
             now: 0,
             links: Links::default(),
@@ -173,10 +180,10 @@ impl Gittins {
             ages,
             gaps: Gaps::new(capacity),
             hazards: Hazards::new(ages, half_life),
-            ghosts: Ghosts::new((GHOSTS * capacity).max(GHOSTS_MIN)),
+            ghosts: Ghosts::new((GHOSTS * capacity).max(GHOSTS_MIN >> shift)),
             ranks: Vec::new(),
-            period: (capacity / 8).max(PERIOD),
-            migration: (capacity / 64).max(MIGRATION) as u32,
+            period: (capacity / 8).max(PERIOD >> shift),
+            migration: (capacity / 64).max(MIGRATION >> shift).max(1) as u32,
             counted: 0,
             census_began: 0,
             aside: Vec::new(),
@@ -238,10 +245,11 @@ impl Gittins {
     /// came to it late, so the first that is not due ends its turn.
     fn grow_older(&mut self) {
         for word in 0..self.cells.words() {
-            for cell in self.cells.occupied(word) {
-                let bucket = cell % AGES;
+            let mut at = None;
+            while let Some((bit, cell)) = self.cells.next_occupied(word, at) {
+                at = Some(bit);
                 while let Some(token) = self.cells.list(cell).back() {
-                    if self.ages.bucket(self.age(token)) <= bucket {
+                    if self.ages.bucket(self.age(token)) <= cell % AGES {
                         break;
                     }
                     self.unlist(token);
@@ -476,6 +484,15 @@ impl Policy for Gittins {
         }
         aside.clear();
         self.aside = aside;
+    }
+
+    fn lessons(&self) -> Vec<f32> {
+        self.hazards.lessons().collect()
+    }
+
+    fn learn(&mut self, lessons: &[f32]) {
+        self.hazards.learn(lessons);
+        self.estimate();
     }
 
     fn evictable(&self) -> usize {

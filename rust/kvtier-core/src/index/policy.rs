@@ -62,6 +62,12 @@ pub trait Policy: Send {
         protected: &dyn Fn(Token) -> bool,
         victims: &mut Vec<Token>,
     );
+    /// What it has learned of the traffic, in figures that only its own kind understands.
+    fn lessons(&self) -> Vec<f32> {
+        Vec::new()
+    }
+    /// Begins with what another of its kind learned, of an index of another capacity perhaps.
+    fn learn(&mut self, _lessons: &[f32]) {}
     /// The number of evictable tokens.
     fn evictable(&self) -> usize;
     /// Whether the token is evictable.
@@ -96,6 +102,15 @@ impl PolicyKind {
     /// The name it is chosen by.
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("?", |(name, _)| name)
+    }
+
+    /// A policy of this kind for `capacity` slots of an index of which it sees only one chunk in
+    /// 2^`shift`: the capacity is smaller by that already.
+    pub(super) fn build_sample(self, capacity: usize, shift: u32) -> Box<dyn Policy> {
+        match self {
+            Self::Gittins => Box::new(Gittins::of_sample(capacity, shift)),
+            other => other.build(capacity),
+        }
     }
 
     /// A policy of this kind for an index of `capacity` slots.

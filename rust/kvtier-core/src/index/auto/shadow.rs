@@ -55,9 +55,10 @@ fn fingerprint(tag: Tag) -> u64 {
 }
 
 impl Shadow {
-    pub(super) fn new(kind: PolicyKind, capacity: usize) -> Self {
+    /// One chunk in 2^`shift` is sampled.
+    pub(super) fn new(kind: PolicyKind, capacity: usize, shift: u32) -> Self {
         Self {
-            policy: kind.build(capacity),
+            policy: kind.build_sample(capacity, shift),
             capacity,
             table: HashTable::new(),
             entries: Vec::new(),
@@ -76,6 +77,11 @@ impl Shadow {
 
     fn state(&mut self, token: Token) -> &mut State {
         &mut self.entries[token as usize].1
+    }
+
+    /// What its policy has learned.
+    pub(super) fn lessons(&self) -> Vec<f32> {
+        self.policy.lessons()
     }
 
     /// Counts an access, before it is made.

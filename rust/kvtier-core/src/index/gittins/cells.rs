@@ -17,8 +17,9 @@ const CELLS: usize = CLASSES * AGES;
 #[derive(Debug)]
 pub(super) struct Cells {
     lists: Vec<List>,
-    /// Cells by rank, lowest first, and where each one is in that order.
-    order: Vec<u16>,
+    /// Cells by rank, lowest first: the bits of the rank, and the cell in the lowest 16.
+    order: Vec<u64>,
+    /// Where each one is in that order.
     place: Vec<u16>,
     /// By place: whether anybody is in.
     occupied: Vec<u64>,
@@ -33,21 +34,25 @@ impl Cells {
     pub(super) fn new() -> Self {
         Self {
             lists: (0..CELLS).map(|_| List::default()).collect(),
-            order: (0..CELLS as u16).collect(),
+            order: (0..CELLS as u64).collect(),
             place: (0..CELLS as u16).collect(),
             occupied: vec![0; CELLS.div_ceil(64)],
         }
     }
 
-    /// Puts the cells into the order of `ranks`; of equal ones the older bucket goes first.
+    /// Puts the cells into the order of `ranks`, none negative; of equal ones the older bucket
+    /// goes first.
     pub(super) fn sort(&mut self, ranks: &[f32]) {
-        let by = |cell: u16| (ranks[cell as usize], AGES - cell as usize % AGES, cell);
-        self.order.sort_unstable_by(|&a, &b| {
-            let (a, b) = (by(a), by(b));
-            a.0.total_cmp(&b.0).then((a.1, a.2).cmp(&(b.1, b.2)))
-        });
+        for key in &mut self.order {
+            let cell = *key & 0xffff;
+            let rank = u64::from(ranks[cell as usize].to_bits());
+            let youth = (AGES - cell as usize % AGES) as u64;
+            *key = rank << 32 | youth << 16 | cell;
+        }
+        self.order.sort_unstable();
         self.occupied.fill(0);
-        for (place, &cell) in self.order.iter().enumerate() {
+        for (place, &key) in self.order.iter().enumerate() {
+            let cell = key as u16;
             self.place[cell as usize] = place as u16;
             if !self.lists[cell as usize].is_empty() {
                 self.occupied[place / 64] |= 1 << (place % 64);
@@ -80,7 +85,7 @@ impl Cells {
     pub(super) fn lowest(&self) -> Option<usize> {
         let word = self.occupied.iter().position(|&word| word != 0)?;
         let place = word * 64 + self.occupied[word].trailing_zeros() as usize;
-        Some(self.order[place] as usize)
+        Some(self.cell_at(place))
     }
 
     /// How many words of cells there are.
@@ -88,27 +93,31 @@ impl Cells {
         self.occupied.len()
     }
 
-    /// The cells of a word that are occupied now.
-    pub(super) fn occupied(&self, word: usize) -> impl Iterator<Item = usize> + use<> {
-        let order: [u16; 64] =
-            std::array::from_fn(|bit| self.order.get(word * 64 + bit).copied().unwrap_or(0));
-        let mut bits = self.occupied[word];
-        std::iter::from_fn(move || {
-            let bit = bits.trailing_zeros() as usize;
-            bits &= bits.wrapping_sub(1);
-            order.get(bit).map(|&cell| cell as usize)
-        })
+    /// The cells of a word that are occupied, and those of them that come to be while they are
+    /// asked for.
+    pub(super) fn next_occupied(
+        &self,
+        word: usize,
+        after: Option<usize>,
+    ) -> Option<(usize, usize)> {
+        let seen = after.map_or(0, |bit| u64::MAX >> (63 - bit));
+        let left = self.occupied[word] & !seen;
+        let bit = left.trailing_zeros() as usize;
+        (left != 0).then(|| (bit, self.cell_at(word * 64 + bit)))
+    }
+
+    fn cell_at(&self, place: usize) -> usize {
+        self.order[place] as u16 as usize
     }
 
     pub(super) fn list(&self, cell: usize) -> &List {
         &self.lists[cell]
     }
 
-    /// Occupied cells, later buckets first.
     pub(super) fn heap_bytes(&self) -> usize {
         self.lists.capacity() * size_of::<List>()
-            + (self.order.capacity() + self.place.capacity()) * size_of::<u16>()
-            + self.occupied.capacity() * size_of::<u64>()
+            + self.place.capacity() * size_of::<u16>()
+            + (self.order.capacity() + self.occupied.capacity()) * size_of::<u64>()
     }
 
     /// Checks lists, order and bits against one another; the number of members in all.
@@ -118,7 +127,7 @@ impl Cells {
             list.validate(links)?;
             members += list.len();
             let place = self.place[cell] as usize;
-            if self.order[place] as usize != cell {
+            if self.cell_at(place) != cell {
                 return Err(format!("cell {cell} is not at its place {place}"));
             }
             let occupied = self.occupied[place / 64] >> (place % 64) & 1 == 1;

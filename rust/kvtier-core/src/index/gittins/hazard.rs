@@ -205,6 +205,23 @@ impl Hazards {
         curves
     }
 
+    /// Its sums, as figures: ages are relative to the capacity, so that they are of use for any.
+    pub(super) fn lessons(&self) -> impl Iterator<Item = f32> {
+        self.lives.iter().flat_map(|lives| {
+            let lost = lives.lost.into_iter().zip(lives.going);
+            lives.hits.into_iter().chain(lost.map(|(lost, going)| lost + going))
+        })
+    }
+
+    /// Takes the place of what was learned so far.
+    pub(super) fn learn(&mut self, lessons: &[f32]) {
+        for (lives, lesson) in self.lives.iter_mut().zip(lessons.chunks_exact(2 * AGES)) {
+            let (hits, lost) = lesson.split_at(AGES);
+            lives.hits.copy_from_slice(hits);
+            lives.lost.copy_from_slice(lost);
+        }
+    }
+
     /// The rank of every class (major) and bucket (minor).
     pub(super) fn ranks(&self, ranks: &mut Vec<f32>) {
         ranks.clear();
