@@ -2,7 +2,7 @@
 //!
 //! Every candidate has a [`shadow`]: the policy itself, on a sample of the chunks and a memory
 //! smaller by the same factor, that counts the prefix hits it would have had. When another's
-//! shadow has been ahead by [`AHEAD`] the live policy is replaced by that one: it is told of all
+//! shadow has been ahead by [`AHEAD`], and by twice what chance would do, the live policy is replaced by that one: it is told of all
 //! residents in the order in which the old one would have evicted them, with their parents, so
 //! nothing resident is lost; and what its shadow has learned it knows from the beginning.
 //!
@@ -37,8 +37,9 @@ const CANDIDATES: &[PolicyKind] = &[PolicyKind::Gittins, PolicyKind::Lru];
 const SLOTS_MIN: usize = 1 << 10;
 /// The largest factor between the index and a shadow, as a power of two.
 const SHIFT_MAX: u32 = 8;
-/// How far another has to be ahead, in hits an access: what a wrong choice may cost.
-const AHEAD: f32 = 0.005;
+/// How far another has to be ahead, in hits an access: half a point, which a wrong choice may
+/// cost, less as much again for the time that it takes to see it.
+const AHEAD: f32 = 0.0025;
 /// A shadow's capacities' worth of accesses after which a hit counts half.
 const MEMORY: f32 = 8.0;
 
@@ -162,20 +163,17 @@ impl Auto {
 
     /// Once a shadow's capacity of accesses: is another policy better?
     fn decide(&mut self) {
-        let mut best = self.chosen;
-        for (at, shadow) in self.shadows.iter().enumerate() {
-            if shadow.hits > self.shadows[best].hits {
-                best = at;
-            }
-        }
-        let ahead = self.shadows[best].hits - self.shadows[self.chosen].hits;
-        // As if what is remembered were full from the beginning: little evidence has to be strong.
-        if ahead > AHEAD * MEMORY / std::f32::consts::LN_2 * self.slots as f32 {
-            self.follow(best);
-        }
-        let keep = (-1.0 / MEMORY).exp2();
+        let live = self.shadows[self.chosen].hits;
         for shadow in &mut self.shadows {
-            shadow.hits *= keep;
+            shadow.compare(live, (-1.0 / MEMORY).exp2());
+        }
+        let best = (0..self.shadows.len())
+            .max_by(|&a, &b| self.shadows[a].ahead.total_cmp(&self.shadows[b].ahead));
+        // As if what is remembered were full from the beginning: little evidence has to be strong.
+        let window = MEMORY / std::f32::consts::LN_2 * self.slots as f32;
+        if let Some(best) = best.filter(|&best| self.shadows[best].is_ahead(AHEAD * window)) {
+            self.follow(best);
+            self.shadows.iter_mut().for_each(Shadow::start_anew);
         }
     }
 

@@ -22,8 +22,12 @@ pub(super) struct Shadow {
     entries: Vec<(Tag, State)>,
     free: Vec<Token>,
     victims: Vec<Token>,
-    /// Prefix hits, old ones counting less.
+    /// Prefix hits since the last comparison.
     pub(super) hits: f32,
+    /// Hits more than the live policy's shadow had, old ones counting less, and the sum of the
+    /// squares that it was made of.
+    pub(super) ahead: f32,
+    noise: f32,
     /// Of the chain being read: hits that stay so only if what precedes them hits too.
     pending: f32,
     /// Of the chain being read: a chunk before its end was missed.
@@ -65,6 +69,8 @@ impl Shadow {
             free: Vec::new(),
             victims: Vec::new(),
             hits: 0.0,
+            ahead: 0.0,
+            noise: 0.0,
             pending: 0.0,
             broken: false,
         }
@@ -77,6 +83,26 @@ impl Shadow {
 
     fn state(&mut self, token: Token) -> &mut State {
         &mut self.entries[token as usize].1
+    }
+
+    /// Compares the hits since the last comparison to those of the live policy's shadow.
+    pub(super) fn compare(&mut self, live: f32, keep: f32) {
+        let more = self.hits - live;
+        self.ahead = keep * self.ahead + more;
+        self.noise = keep * keep * self.noise + more * more;
+        self.hits = 0.0;
+    }
+
+    /// Whether it is ahead by more than `least` hits, and not by chance: twice the standard
+    /// deviation that the sum would have if its parts were random, which takes five parts.
+    pub(super) fn is_ahead(&self, least: f32) -> bool {
+        self.ahead > least && self.ahead > 2.0 * self.noise.sqrt()
+    }
+
+    /// Another policy is live.
+    pub(super) fn start_anew(&mut self) {
+        self.ahead = 0.0;
+        self.noise = 0.0;
     }
 
     /// What its policy has learned.
@@ -97,7 +123,7 @@ impl Shadow {
                 self.pending += 1.0;
             }
             (false, Step::Up | Step::Away) => {
-                self.hits = (self.hits - self.pending).max(0.0);
+                self.hits -= self.pending;
                 self.pending = 0.0;
                 self.broken = true;
             }
