@@ -4,7 +4,8 @@
 use std::fs::File;
 use std::io::BufReader;
 
-use kvtier_core::index::PolicyKind;
+use kvtier_core::index::{Chain, Index, PolicyKind, Writer};
+use kvtier_core::key::KeyBatch;
 use kvtier_core::replay::{Trace, replay};
 
 const CAPACITY: u64 = 1500;
@@ -144,4 +145,36 @@ fn on_the_recorded_trace_gittins_is_where_it_was() {
         let auto = rate(&trace, PolicyKind::Auto, capacity);
         assert!(auto >= gittins - 0.005, "{capacity}: {auto:.4}, gittins {gittins:.4}");
     }
+}
+
+/// Bytes an entry of a full index that evicts, keys of 36 bytes included.
+fn bytes_an_entry(policy: PolicyKind) -> f64 {
+    let capacity = 100_000_u32;
+    let mut index = Index::new(capacity, 36, policy).expect("a capacity");
+    for batch in 0..u64::from(capacity) * 2 / 100 {
+        let mut flat = vec![0; 36 * 100];
+        for (key, bytes) in (batch * 100..).zip(flat.chunks_exact_mut(36)) {
+            bytes[..8].copy_from_slice(&key.to_le_bytes());
+        }
+        let keys = KeyBatch::from_flat(flat, 36).expect("whole keys");
+        index.begin_call();
+        let numbered = (0..).zip(keys.iter());
+        let reserved = index
+            .reserve(numbered, Writer::Store, 1, &mut Chain::default())
+            .expect("no key twice")
+            .expect("room");
+        reserved.tokens.iter().for_each(|&token| index.commit(token));
+    }
+    index.heap_bytes() as f64 / f64::from(capacity)
+}
+
+#[test]
+fn memory_an_entry() {
+    let [lru, gittins, auto] =
+        [PolicyKind::Lru, PolicyKind::Gittins, PolicyKind::Auto].map(bytes_an_entry);
+    println!("bytes an entry: lru {lru:.1}, gittins {gittins:.1}, auto {auto:.1}");
+    // 20 more a token in vectors that may have doubled just now, two ghosts, tables.
+    assert!(gittins <= lru + 2.0 * 20.0 + 24.0 + 2.0, "{gittins:.1}, lru {lru:.1}");
+    // 12 more a token, and the shadows.
+    assert!(auto <= gittins + 2.0 * 12.0 + 4.0, "{auto:.1}, gittins {gittins:.1}");
 }

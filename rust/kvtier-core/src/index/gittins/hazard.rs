@@ -22,11 +22,11 @@
 
 use super::class::{CLASSES, Class};
 
-/// Age buckets: two an octave over twelve octaves, six on either side of the capacity. Outside,
-/// a chunk has just been used, or is past hope.
+/// Age buckets: two an octave over twelve octaves, from a 128th of the capacity to 32 times. A
+/// younger chunk has just been used; an older one is past what ghosts remember.
 pub(super) const AGES: usize = 24;
 /// Octaves of age below the capacity that are told apart.
-const OCTAVES_BELOW: u32 = 6;
+const OCTAVES_BELOW: u32 = 7;
 /// Lives that a class needs to be believed as much as its elder. Chunks of one request live and
 /// die together, about 20 of them, so this is ten requests.
 const ELDER: f32 = 200.0;
