@@ -21,8 +21,10 @@
 
 mod admission;
 mod arc;
+mod auto;
 mod chain;
 mod ghosts;
+mod gittins;
 mod lirs;
 mod list;
 mod lru;

@@ -23,6 +23,8 @@ use std::str::FromStr;
 
 use super::Token;
 use super::arc::Arc;
+use super::auto::Auto;
+use super::gittins::Gittins;
 use super::lirs::Lirs;
 use super::lru::Lru;
 use super::s3fifo::S3Fifo;
@@ -64,6 +66,12 @@ pub trait Policy: Send {
         protected: &dyn Fn(Token) -> bool,
         victims: &mut Vec<Token>,
     );
+    /// What it has learned of the traffic, in figures that only its own kind understands.
+    fn lessons(&self) -> Vec<f32> {
+        Vec::new()
+    }
+    /// Begins with what another of its kind learned, of an index of another capacity perhaps.
+    fn learn(&mut self, _lessons: &[f32]) {}
     /// The number of evictable tokens.
     fn evictable(&self) -> usize;
     /// Whether the token is evictable.
@@ -99,12 +107,22 @@ pub enum PolicyKind {
     Lirs,
     /// S3-FIFO: newcomers prove themselves in a small queue.
     S3Fifo,
+    /// Gittins: evict what is least worth waiting for.
+    Gittins,
+    /// Follow whichever of the others does best.
+    Auto,
 }
 
 impl PolicyKind {
     /// Every policy, by the name it is chosen by.
-    pub const ALL: &[(&str, Self)] =
-        &[("lru", Self::Lru), ("arc", Self::Arc), ("lirs", Self::Lirs), ("s3fifo", Self::S3Fifo)];
+    pub const ALL: &[(&str, Self)] = &[
+        ("lru", Self::Lru),
+        ("arc", Self::Arc),
+        ("lirs", Self::Lirs),
+        ("s3fifo", Self::S3Fifo),
+        ("gittins", Self::Gittins),
+        ("auto", Self::Auto),
+    ];
 
     /// The name it is chosen by.
     pub fn name(self) -> &'static str {
@@ -117,7 +135,17 @@ impl PolicyKind {
         match self {
             Self::Lru => 80,
             Self::Arc | Self::S3Fifo => 112,
-            Self::Lirs => 170,
+            Self::Lirs | Self::Gittins => 170,
+            Self::Auto => 200,
+        }
+    }
+
+    /// A policy of this kind for `capacity` slots of an index of which it sees only one chunk in
+    /// 2^`shift`: the capacity is smaller by that already.
+    pub(super) fn build_sample(self, capacity: usize, shift: u32) -> Box<dyn Policy> {
+        match self {
+            Self::Gittins => Box::new(Gittins::of_sample(capacity, shift)),
+            other => other.build(capacity),
         }
     }
 
@@ -128,6 +156,8 @@ impl PolicyKind {
             Self::Arc => Box::new(Arc::new(capacity)),
             Self::Lirs => Box::new(Lirs::new(capacity)),
             Self::S3Fifo => Box::new(S3Fifo::new(capacity)),
+            Self::Auto => Box::new(Auto::new(capacity)),
+            Self::Gittins => Box::new(Gittins::new(capacity)),
         }
     }
 }
