@@ -34,6 +34,7 @@ mod cells;
 mod class;
 mod ghosts;
 mod hazard;
+mod life;
 #[cfg(test)]
 mod tests;
 
@@ -44,6 +45,7 @@ use cells::{Cells, cell};
 use class::{Class, Gaps, History};
 use ghosts::Ghosts;
 use hazard::{AGES, Ages, Hazards};
+use life::{Life, Place};
 
 /// Ghosts a slot.
 const GHOSTS: usize = 2;
@@ -58,84 +60,6 @@ const MIGRATION: usize = 1 << 3;
 const MEMORY: usize = 16;
 /// Accesses after which it does, at least: some thousand requests.
 const MEMORY_MIN: usize = 1 << 17;
-
-/// Where a token is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// Its key is not here.
-    Absent,
-    /// Being written, or pinned.
-    Busy,
-    /// Evictable, with resident children.
-    Parked,
-    /// An evictable leaf, in the cell of this bucket.
-    Leaf(u8),
-    /// Chosen as a victim.
-    Leaving,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Life {
-    /// When the last use was.
-    used: u32,
-    parent: Token,
-    children: u32,
-    /// Of the parent, when the link was made.
-    parent_generation: u16,
-    generation: u16,
-    depth: u16,
-    class: Class,
-    place: u8,
-}
-
-impl Life {
-    const ABSENT: u8 = 28;
-    const BUSY: u8 = 29;
-    const PARKED: u8 = 30;
-    const LEAVING: u8 = 31;
-    /// It is followed by another chunk: no tail.
-    const FOLLOWED: u8 = 64;
-    /// It is followed since its last use.
-    const FOLLOWED_SINCE: u8 = 128;
-    const FLAGS: u8 = Self::FOLLOWED | Self::FOLLOWED_SINCE;
-
-    const NONE: Self = Self {
-        used: 0,
-        parent: NIL,
-        children: 0,
-        parent_generation: 0,
-        generation: 0,
-        depth: 0,
-        class: Class::NONE,
-        place: Self::ABSENT,
-    };
-
-    fn place(&self) -> Place {
-        match self.place & !Self::FLAGS {
-            Self::ABSENT => Place::Absent,
-            Self::BUSY => Place::Busy,
-            Self::PARKED => Place::Parked,
-            Self::LEAVING => Place::Leaving,
-            bucket => Place::Leaf(bucket),
-        }
-    }
-
-    fn set_place(&mut self, place: Place) {
-        let place = match place {
-            Place::Absent => Self::ABSENT,
-            Place::Busy => Self::BUSY,
-            Place::Parked => Self::PARKED,
-            Place::Leaving => Self::LEAVING,
-            Place::Leaf(bucket) => bucket,
-        };
-        self.place = self.place & Self::FLAGS | place;
-    }
-
-    /// The class that it is counted and ranked in.
-    fn kind(&self) -> Class {
-        if self.place & Self::FOLLOWED != 0 { self.class } else { self.class.of_tail() }
-    }
-}
 
 /// The policy; see the module.
 #[derive(Debug)]
