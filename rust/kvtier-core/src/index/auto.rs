@@ -2,9 +2,10 @@
 //!
 //! Every candidate has a [`shadow`]: the policy itself, on a sample of the chunks and a memory
 //! smaller by the same factor, that counts the prefix hits it would have had. When another's
-//! shadow has been ahead by [`AHEAD`], and by twice what chance would do, the live policy is replaced by that one: it is told of all
-//! residents in the order in which the old one would have evicted them, with their parents, so
-//! nothing resident is lost; and what its shadow has learned it knows from the beginning.
+//! shadow has been ahead by [`AHEAD`], and by twice what chance would do, the live policy is
+//! replaced by that one: it is told of all residents in the order in which the old one would have
+//! evicted them, with their parents, so nothing resident is lost; and what its shadow has learned
+//! it knows from the beginning.
 //!
 //! # Sample
 //! A chunk is sampled by bits of its fingerprint, not by the root of its chain: where all chats
