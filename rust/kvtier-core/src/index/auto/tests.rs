@@ -25,9 +25,11 @@ fn fingerprint(key: u64) -> u64 {
     (key + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// As many tokens as slots: an index has no more, but for those of the running call.
+const TOKENS: u64 = 12;
+
 /// Makes calls in every order that the index may, `between` them what the policy's own test adds.
 fn any_calls<P: Policy>(mut policy: P, seed: u64, mut between: impl FnMut(&mut P, &mut Dice)) {
-    const TOKENS: u64 = 12;
     let mut dice = Dice(seed);
     let mut tokens = vec![(Is::Absent, 0); TOKENS as usize];
     policy.grow(TOKENS as usize);
@@ -92,14 +94,14 @@ fn any_calls<P: Policy>(mut policy: P, seed: u64, mut between: impl FnMut(&mut P
 #[test]
 fn gittins_survives_calls_in_any_order() {
     for seed in 1..=20 {
-        any_calls(Gittins::new(6), seed, |_, _| {});
+        any_calls(Gittins::new(TOKENS as usize), seed, |_, _| {});
     }
 }
 
 #[test]
 fn auto_survives_them_and_loses_nothing_when_it_switches() {
     for seed in 1..=8 {
-        any_calls(Auto::new(6), seed, |policy, dice| {
+        any_calls(Auto::new(TOKENS as usize), seed, |policy, dice| {
             if dice.roll(8) == 0 {
                 policy.follow(dice.roll(CANDIDATES.len() as u64) as usize);
             }
