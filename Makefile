@@ -55,9 +55,10 @@ demo: setup ## Run the demo: chats that come back, served from host memory and d
 test: setup test-rust interleavings lint-python test-python ## Run everything: formats, lints, types, Rust and Python tests
 
 .PHONY: test-rust
-test-rust: ## Run cargo fmt --check, clippy and cargo test
+test-rust: ## Run cargo fmt --check, clippy, cargo doc and cargo test
 	cargo fmt --all --check
 	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --package kvtier-core
 	cargo test --quiet --locked --workspace
 
 .PHONY: interleavings

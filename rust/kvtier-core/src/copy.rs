@@ -109,12 +109,12 @@ enum Way {
 impl HostCopier {
     /// A copier between `pages` and `region`, chunks of `blocks_per_chunk` blocks.
     ///
+    /// # Errors
+    /// [`CopyError`] when a chunk does not fit into a slot or the tensors do not fit together.
+    ///
     /// # Safety
     /// Each of `pages` is memory that may be read and written, of its shape, as long as the
     /// copier lives.
-    ///
-    /// # Errors
-    /// [`CopyError`] when a chunk does not fit into a slot or the tensors do not fit together.
     pub unsafe fn new(
         region: Arc<Region>,
         pages: Vec<Pages>,
@@ -153,11 +153,11 @@ impl HostCopier {
     /// Copies blocks to slots: chunk `i` is `block_ids[i * blocks_per_chunk..]`, its place
     /// `slots[i]`. Returns the bytes.
     ///
-    /// # Safety
-    /// Nobody else touches the slots, and nobody writes the blocks, while it runs.
-    ///
     /// # Errors
     /// [`CopyError`], before any byte moved.
+    ///
+    /// # Safety
+    /// Nobody else touches the slots, and nobody writes the blocks, while it runs.
     pub unsafe fn store(&self, block_ids: &[i64], slots: &[u32]) -> Result<usize, CopyError> {
         self.check(block_ids, slots)?;
         distinct("slot", slots.iter().map(|&slot| i64::from(slot)))?;
@@ -166,11 +166,11 @@ impl HostCopier {
 
     /// Copies slots to blocks.
     ///
-    /// # Safety
-    /// Nobody writes the slots, and nobody else touches the blocks, while it runs.
-    ///
     /// # Errors
     /// [`CopyError`], before any byte moved.
+    ///
+    /// # Safety
+    /// Nobody writes the slots, and nobody else touches the blocks, while it runs.
     pub unsafe fn load(&self, block_ids: &[i64], slots: &[u32]) -> Result<usize, CopyError> {
         self.check(block_ids, slots)?;
         distinct("block", block_ids.iter().copied())?;

@@ -29,6 +29,7 @@ mod lirs;
 mod list;
 mod lru;
 mod policy;
+mod reserve;
 mod s3fifo;
 mod table;
 
@@ -40,7 +41,8 @@ pub use chain::Chain;
 pub use list::{Links, List};
 pub use policy::{Policy, PolicyKind, Removal, UnknownPolicy};
 
-use table::{Table, step};
+use reserve::Newcomer;
+use table::Table;
 
 use crate::key::{HexKey, KeyBatch, KeyError, check_key_bytes};
 
@@ -187,14 +189,6 @@ pub struct Index {
     hashes: Vec<u64>,
 }
 
-/// An entry that a running call made, until it is known that there is room for all of them.
-#[derive(Debug, Clone, Copy)]
-struct Newcomer {
-    token: Token,
-    parent: Token,
-    hash: u64,
-}
-
 impl std::fmt::Debug for Index {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Index")
@@ -319,123 +313,6 @@ impl Index {
         new
     }
 
-    /// Reserves a slot for every key of the batch that is absent, evicting as needed. All or
-    /// nothing: `None`, and nothing changed, when the room cannot be made. Present keys of the
-    /// batch, and everything else the running call marked, are never evicted for it.
-    ///
-    /// The keys continue `chain`, in the order of their prefix. The caller began the call.
-    ///
-    /// # Errors
-    /// [`IndexError::Duplicate`] for a key that the call named before.
-    pub fn reserve<'k>(
-        &mut self,
-        keys: impl Iterator<Item = (u32, &'k [u8])> + Clone,
-        writer: Writer,
-        requester: Requester,
-        chain: &mut Chain,
-    ) -> Result<Option<Reserved>, IndexError> {
-        let mut newcomers = std::mem::take(&mut self.newcomers);
-        newcomers.clear();
-        let reserved = self.reserve_all(keys, writer, requester, chain, &mut newcomers);
-        if !matches!(reserved, Ok(Some(_))) {
-            for newcomer in &newcomers {
-                self.drop_unreserved(newcomer.token);
-            }
-        }
-        chain.keep(self);
-        self.newcomers = newcomers;
-        reserved
-    }
-
-    fn reserve_all<'k>(
-        &mut self,
-        keys: impl Iterator<Item = (u32, &'k [u8])> + Clone,
-        writer: Writer,
-        requester: Requester,
-        chain: &mut Chain,
-        newcomers: &mut Vec<Newcomer>,
-    ) -> Result<Option<Reserved>, IndexError> {
-        let mut indices = Vec::with_capacity(keys.size_hint().0);
-        self.hash_all(keys.clone().map(|(_, key)| key));
-        for (position, (index, key)) in keys.enumerate() {
-            let parent = chain.parent(self, key);
-            let hash = self.hashes[position];
-            let found = self.table.find(hash, |token| self.key(token) == key);
-            let token = match found {
-                Some(present) if self.mark(present) => present,
-                Some(_) => return Err(IndexError::Duplicate(key.into())),
-                None => {
-                    let token = self.insert_absent(key, hash, writer, requester);
-                    indices.push(index);
-                    newcomers.push(Newcomer { token, parent, hash });
-                    token
-                }
-            };
-            chain.follow(key, token);
-        }
-        let missing = newcomers.len().saturating_sub(self.free());
-        if missing > self.policy.evictable() - self.protected {
-            return Ok(None);
-        }
-        for newcomer in &*newcomers {
-            self.policy.admit(newcomer.token, newcomer.hash, newcomer.parent);
-        }
-        let evicted = self.evict(missing);
-        let mut tokens = Vec::with_capacity(newcomers.len());
-        let mut slots = Vec::with_capacity(newcomers.len());
-        for newcomer in &*newcomers {
-            let slot = self.free_slots.pop().unwrap_or_else(|| {
-                self.next_slot += 1;
-                self.next_slot - 1
-            });
-            self.entries[newcomer.token as usize].slot = slot;
-            tokens.push(newcomer.token);
-            slots.push(slot);
-        }
-        Ok(Some(Reserved { indices, tokens, slots, evicted }))
-    }
-
-    /// Slots that no entry holds.
-    fn free(&self) -> usize {
-        self.free_slots.len() + (self.capacity - self.next_slot) as usize
-    }
-
-    /// Evicts `count` entries that the running call did not mark; there are as many.
-    fn evict(&mut self, count: usize) -> KeyBatch {
-        let mut evicted = KeyBatch::with_capacity(count, self.key_bytes);
-        if count == 0 {
-            return evicted;
-        }
-        let mut victims = std::mem::take(&mut self.victims);
-        victims.clear();
-        let (entries, call) = (&self.entries, self.call);
-        let protected = |token: Token| entries[token as usize].call == call;
-        self.policy.victims(count, &protected, &mut victims);
-        debug_assert_eq!(victims.len(), count);
-        for &token in &victims {
-            // Every key of an index has its length.
-            let _ = evicted.push(self.key(token));
-        }
-        self.hash_all(evicted.iter());
-        for (position, &token) in victims.iter().enumerate() {
-            let hash = self.hashes[position];
-            self.policy.remove(token, hash, Removal::Evicted);
-            self.drop_hashed(token, hash);
-        }
-        self.victims = victims;
-        evicted
-    }
-
-    /// Hashes a batch into `self.hashes`, and has its buckets fetched.
-    fn hash_all<'k>(&mut self, keys: impl Iterator<Item = &'k [u8]>) {
-        self.hashes.clear();
-        for key in keys {
-            let hash = hash(&self.hasher, key);
-            self.table.prefetch(hash);
-            self.hashes.push(hash);
-        }
-    }
-
     /// The entry of every key of a batch, in order; faster than one [`Index::find`] a key.
     pub fn find_batch(&self, keys: &KeyBatch, mut found: impl FnMut(usize, Option<Token>)) {
         const AHEAD: usize = 16;
@@ -511,13 +388,6 @@ impl Index {
     pub fn abort(&mut self, token: Token) {
         self.policy.cancel(token);
         self.drop_unreserved(token);
-    }
-
-    /// Takes an entry away that the policy does not know.
-    fn drop_unreserved(&mut self, token: Token) {
-        debug_assert!(matches!(self.state(token), State::Writing(_)));
-        self.writing -= 1;
-        self.drop_entry(token);
     }
 
     /// The key is absent at once, but its slot is still in somebody's hands: it stays taken
@@ -627,53 +497,6 @@ impl Index {
             }
         }
         Ok(tokens)
-    }
-
-    /// Makes an entry without a slot for a key that is absent, marked.
-    fn insert_absent(
-        &mut self,
-        key: &[u8],
-        hash: u64,
-        writer: Writer,
-        requester: Requester,
-    ) -> Token {
-        debug_assert_eq!(key.len(), self.key_bytes);
-        let entry = Entry {
-            slot: NIL,
-            call: self.call,
-            requester,
-            load_pins: 0,
-            job_pins: 0,
-            state: State::Writing(writer),
-        };
-        let token = if let Some(token) = self.free_tokens.pop() {
-            self.entries[token as usize] = entry;
-            let start = token as usize * self.key_bytes;
-            self.keys[start..start + self.key_bytes].copy_from_slice(key);
-            token
-        } else {
-            let token = self.entries.len() as Token;
-            self.make_room();
-            self.entries.push(entry);
-            self.keys.extend_from_slice(key);
-            token
-        };
-        self.table.insert(hash, token);
-        self.writing += 1;
-        token
-    }
-
-    /// Makes room for one more token, in steps: doubling would leave half of the memory unused,
-    /// and there are no more tokens than slots but for the keys of one call.
-    fn make_room(&mut self) {
-        let tokens = self.entries.len();
-        if tokens < self.entries.capacity() {
-            return;
-        }
-        let more = step(tokens, self.capacity as usize);
-        self.entries.reserve_exact(more);
-        self.keys.reserve_exact(more * self.key_bytes);
-        self.policy.grow(self.entries.capacity());
     }
 
     /// Frees an entry that no list holds, and its slot if it still has one.
