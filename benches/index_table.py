@@ -63,8 +63,10 @@ def rival_rows() -> list[Row]:
             if (path / "new").is_dir()
         }
         ours = figures.pop("kvtier")
-        target = "ratio <= 1.3" if group == "touch" else ""
-        rows += [Row(f"{group}; {name}", ours, figure, target) for name, figure in figures.items()]
+        for name, figure in figures.items():
+            # A bare table has no order to keep: it is there for scale.
+            target = "ratio <= 1.3" if group == "touch" and "find only" not in name else ""
+            rows.append(Row(f"{group}; {name}", ours, figure, target))
     return rows
 
 
