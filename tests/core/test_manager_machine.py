@@ -1,4 +1,4 @@
-"""The manager over real tiers against a model: what was stored under a key, if anything.
+"""The manager of any policy over real tiers against a model: what was stored under a key.
 
 Steps store, look up, load, damage files, and restart on the same directory. Whatever happens, a
 key that answers HIT gives the very bytes that were stored under it, and every pin comes back.
@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import kvtier
 from kvtier import HIT, HIT_PENDING, MISS
+from kvtier._kvtier import POLICIES
 
 KEY_BYTES = 8
 CHUNK = 4096
@@ -40,9 +41,10 @@ class TieredChunks(RuleBasedStateMachine):
         self.prepared: dict[int, tuple[int, int]] = {}
         self.loading: list[tuple[int, int]] = []
 
-    @initialize(with_memory=st.booleans())
-    def open(self, with_memory: bool) -> None:
+    @initialize(with_memory=st.booleans(), policy=st.sampled_from(POLICIES))
+    def open(self, with_memory: bool, policy: str) -> None:
         self.with_memory = with_memory
+        self.policy = policy
         self.start()
 
     def start(self) -> None:
@@ -53,7 +55,9 @@ class TieredChunks(RuleBasedStateMachine):
         ]
         if self.with_memory:
             tiers.insert(0, {"type": "memory", "capacity_bytes": 3 * CHUNK})
-        self.manager = kvtier.Manager(self.region, tiers, key_bytes=KEY_BYTES, namespace="m")
+        self.manager = kvtier.Manager(
+            self.region, tiers, policy=self.policy, key_bytes=KEY_BYTES, namespace="m"
+        )
 
     def next_request(self) -> int:
         self.request += 1
@@ -169,4 +173,4 @@ class TieredChunks(RuleBasedStateMachine):
 
 
 TestTieredChunks = TieredChunks.TestCase
-TestTieredChunks.settings = settings(max_examples=60, stateful_step_count=40)
+TestTieredChunks.settings = settings(max_examples=90, stateful_step_count=40)
