@@ -7,10 +7,10 @@ import csv
 import io
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -271,26 +271,12 @@ def test_ctrl_c_ends_the_process_with_130(tmp_path: Path) -> None:
     assert process.returncode == 130
 
 
-def test_a_terminal_gets_a_progress_bar(trace: Path, tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
-    with (tmp_path / "out").open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvtier", "replay", str(trace), "--policy", "lru", "--json"],
-            stdout=out,
-            stderr=theirs,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
-        )
-    os.close(theirs)
-    shown = b""
-    try:
-        while part := os.read(ours, 4096):
-            shown += part
-    except OSError:  # Linux says EIO when the other end is closed
-        pass
-    os.close(ours)
-    assert process.wait(30) == 0
+def test_a_terminal_gets_a_progress_bar(
+    trace: Path, on_terminal: Callable[..., tuple[str, bytes]]
+) -> None:
+    out, shown = on_terminal("replay", str(trace), "--policy", "lru", "--json", columns=120)
     assert b"6/6" in shown
-    assert (tmp_path / "out").read_text().count("\n") == 1
+    assert out.count("\n") == 1
 
 
 def test_the_conversation_trace(conversation: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kvtier.cli.progress import progress_bar
 from kvtier.cli.sizes import format_size
 from kvtier.demo.options import DemoOptions
 from kvtier.demo.records import LONG_CONTEXT_TOKENS, CopyTotals, DemoReport, TurnRecord
@@ -22,30 +21,14 @@ _PIPE_WIDTH = 110
 
 
 @contextlib.contextmanager
-def progress(options: DemoOptions) -> Iterator[Callable[[TurnRecord], None] | None]:
-    """A progress bar on standard error if that is a terminal, else nothing.
+def progress(options: DemoOptions) -> Iterator[Callable[[TurnRecord], None]]:
+    """Yields what is to be called after every turn, for the progress bar."""
+    with progress_bar(options.sessions * options.turns, "turns") as advance:
 
-    Yields what is to be called after every turn.
-    """
-    if not sys.stderr.isatty():
-        yield None
-        return
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("turns", total=options.sessions * options.turns)
+        def on_turn_end(record: TurnRecord) -> None:
+            advance(f"turn {record.turn} of session {record.session} done", 1)
 
-        def advance(record: TurnRecord) -> None:
-            text = f"turn {record.turn} of session {record.session} done"
-            bar.update(task, advance=1, description=text)
-
-        yield advance
+        yield on_turn_end
 
 
 def print_report(report: DemoReport) -> None:

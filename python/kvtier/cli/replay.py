@@ -76,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     plot = _plotter(arguments.plot)
     names = _names(arguments.traces)
     from kvtier.cli import replay_report
+    from kvtier.cli.progress import progress_bar
 
     units = replay_report.Units(arguments.block_tokens, arguments.block_bytes)
     traces: list[Curves] = []
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     targets: list[Target] = []
     wanted = [] if arguments.target is None else [*policies, OPTIMUM]
     each = len(policies) * len(capacities) + len(wanted)
-    with replay_report.progress(each * len(names)) as advance:
+    with progress_bar(each * len(names)) as advance:
         for path, name in names.items():
             advance(f"reading {name}", 0)
             curves = Curves.read(path, name)

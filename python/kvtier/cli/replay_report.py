@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from kvtier.cli.sizes import format_size
 from kvtier.replay import OPTIMUM, Curves, Point, Target
 
-__all__ = ["Units", "print_json", "print_tables", "progress", "write_csv"]
+__all__ = ["Units", "print_json", "print_tables", "write_csv"]
 
 GIB = 1 << 30
 
@@ -47,28 +44,6 @@ class Units:
         """GiB of so many blocks, if known."""
         size = self.bytes(blocks)
         return None if size is None else size / GIB
-
-
-@contextlib.contextmanager
-def progress(total: int) -> Iterator[Callable[[str | None, int], None]]:
-    """A progress bar over `total` steps on standard error if that is a terminal, else nothing.
-
-    Yields what is called with what is going on (None: the same) and the steps done.
-    """
-    if not sys.stderr.isatty():
-        yield lambda _text, _steps: None
-        return
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("", total=total)
-        yield lambda text, steps: bar.update(task, advance=steps, description=text)
 
 
 def print_json(

@@ -153,11 +153,6 @@ impl KeyBatch {
         debug_assert_eq!(self.key_bytes, other.key_bytes);
         self.bytes.extend_from_slice(&other.bytes);
     }
-
-    /// Drops all keys, keeps the memory.
-    pub fn clear(&mut self) {
-        self.bytes.clear();
-    }
 }
 
 impl<'a> IntoIterator for &'a KeyBatch {

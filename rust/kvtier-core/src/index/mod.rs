@@ -422,6 +422,15 @@ impl Index {
         }
     }
 
+    /// Marks the keys of a batch that are resident as used, the first one last.
+    pub fn touch_batch(&mut self, keys: &KeyBatch, requester: Requester) {
+        for key in keys.iter().rev() {
+            if let Some(token) = self.find(key) {
+                self.touch(token, requester);
+            }
+        }
+    }
+
     /// Pins a ready entry.
     ///
     /// # Errors

@@ -124,11 +124,6 @@ impl PolicyKind {
         ("auto", Self::Auto),
     ];
 
-    /// The name it is chosen by.
-    pub fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("?", |(name, _)| name)
-    }
-
     /// Bytes an entry of a full index with keys of 36 bytes, all included, that a policy of this
     /// kind never exceeds.
     pub fn most_bytes_per_entry(self) -> usize {

@@ -221,7 +221,7 @@ impl Inner {
         if let Entry::Occupied(request) = self.requests.entry(id) {
             let state = request.get();
             if state.finished && state.loading.is_empty() && state.open_stores == 0 {
-                touch(&mut self.index, requester(id), &request.remove().used);
+                self.index.touch_batch(&request.remove().used, requester(id));
             }
         }
     }
@@ -496,7 +496,7 @@ impl Manager {
         {
             let mut inner = self.inner.lock();
             let inner = inner.open()?;
-            touch(&mut inner.index, requester(request), keys);
+            inner.index.touch_batch(keys, requester(request));
             if let Some(state) = inner.requests.get_mut(&request)
                 && state.used.len() < keys.len()
             {
@@ -615,15 +615,6 @@ fn given_back(
 /// share a number cost a use not counted, once in 2^32.
 fn requester(request: RequestId) -> Requester {
     ((request ^ (request >> 32)) as Requester).wrapping_add(1).max(1)
-}
-
-/// Marks the keys that are here as used, the first one last.
-fn touch(index: &mut Index, requester: Requester, keys: &KeyBatch) {
-    for key in keys.iter().rev() {
-        if let Some(token) = index.find(key) {
-            index.touch(token, requester);
-        }
-    }
 }
 
 impl Drop for Manager {

@@ -19,11 +19,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::format::{FORMAT, HEADER_BYTES, Header};
-use super::memory::{Reservation, detach_unpinned, lookup, pin, reserve, touch};
+use super::memory::{Reservation, detach_unpinned, lookup, pin, reserve};
 use super::store::ChunkStore;
 use super::{Medium, Presence, TierError, Usage};
 use crate::checksum::Checksum;
-use crate::index::{Index, MAX_CAPACITY, Pin, PolicyKind};
+use crate::index::{ANYONE, Index, MAX_CAPACITY, Pin, PolicyKind};
 use crate::key::KeyBatch;
 use crate::sync::Mutex;
 
@@ -268,7 +268,7 @@ impl ChunkStore for FileStore {
     }
 
     fn touch(&self, keys: &KeyBatch) {
-        touch(&mut self.index.lock(), keys);
+        self.index.lock().touch_batch(keys, ANYONE);
     }
 
     fn usage(&self) -> Usage {

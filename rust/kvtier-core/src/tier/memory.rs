@@ -90,7 +90,7 @@ impl ChunkStore for MemoryStore {
     }
 
     fn touch(&self, keys: &KeyBatch) {
-        touch(&mut self.index.lock(), keys);
+        self.index.lock().touch_batch(keys, ANYONE);
     }
 
     fn usage(&self) -> Usage {
@@ -149,15 +149,6 @@ pub(super) fn lookup(index: &Index, keys: &KeyBatch, wanted: &[u32], presence: &
             .find(keys.get(position as usize))
             .is_some_and(|token| index.state(token) == State::Ready);
         *answer = if ready { Presence::Hit } else { Presence::Miss };
-    }
-}
-
-/// Marks the keys that are here as used, the first one last.
-pub(super) fn touch(index: &mut Index, keys: &KeyBatch) {
-    for key in keys.iter().rev() {
-        if let Some(token) = index.find(key) {
-            index.touch(token, ANYONE);
-        }
     }
 }
 

@@ -59,11 +59,6 @@ impl<S: ChunkStore> StoreTier<S> {
             store: Arc::new(store),
         })
     }
-
-    /// The store behind it.
-    pub fn store(&self) -> &S {
-        &self.store
-    }
 }
 
 impl<S: ChunkStore> SecondaryTier for StoreTier<S> {
