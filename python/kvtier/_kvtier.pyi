@@ -18,6 +18,7 @@ from typing_extensions import Buffer
 __all__ = [
     "HIT",
     "HIT_PENDING",
+    "LATENCY_BUCKETS",
     "MISS",
     "POLICIES",
     "RETRY",
@@ -37,6 +38,9 @@ build_profile: Final[Literal["debug", "release"]]
 
 # The eviction policies there are, by the names that `Manager` and `Trace.replay` take.
 POLICIES: Final[tuple[str, ...]]
+
+# Upper ends, in seconds, of the buckets of every `kvtier.config.Latency`.
+LATENCY_BUCKETS: Final[tuple[float, ...]]
 
 # What `Manager.lookup` answers, one value a key.
 MISS: Final[int]
@@ -123,6 +127,20 @@ class Manager:
     def region(self) -> Region: ...
     @property
     def key_bytes(self) -> int: ...
+    def begin_request(
+        self,
+        request: int,
+        *,
+        tiers: Sequence[Mapping[str, str]] | None = None,
+        request_level: Sequence[str] = (),
+    ) -> None:
+        """Begins a request that is served in a way of its own; without this call it may use all
+        tiers.
+
+        `tiers` limits which tiers serve its look-ups: those that any of the matchers matches,
+        each `{"medium": ..., "locality": ...}` with both fields optional. `request_level` names
+        tiers that get all of its chunks, as if they had `"offload": "request"`.
+        """
     def lookup(self, request: int, keys: Keys) -> NDArray[np.uint8]:
         """MISS, HIT, HIT_PENDING or RETRY for every key.
 
@@ -147,8 +165,10 @@ class Manager:
     def prepare_store(self, request: int, keys: Keys) -> PreparedStore | None:
         """Drops known keys, evicts what is needed and reserves a slot for every other key.
 
-        All or nothing: `None`, and nothing changed, when the room can not be made now. Keys of
-        the call are never evicted for it. Raises `DuplicateKeyError` for a key given twice.
+        Known keys go to the tiers that get all chunks of the request (`"offload": "request"`):
+        at once, or when they are written. All or nothing: `None`, and nothing changed, when the
+        room can not be made now. Keys of the call are never evicted for it. Raises
+        `DuplicateKeyError` for a key given twice.
         """
     def complete_store(self, request: int, keys: Keys, ok: bool = True) -> None:
         """Makes prepared keys ready and cascades them to the tiers; `ok=False` drops them."""
@@ -167,10 +187,22 @@ class Manager:
         not enough."""
     def shutdown(self) -> None:
         """Cancels queued jobs, waits for those that touch a slot, closes the tiers. Idempotent;
-        every other call raises `ClosedError` afterwards."""
+        every other call raises `ClosedError` afterwards. A worker that does not come back from
+        its medium within 5 s is left behind; what it uses lives as long as it does."""
+    def reset(self) -> None:
+        """Forgets every key of the primary tier at once, without waiting: after new weights,
+        before a sleep. Secondary tiers keep what they have.
+
+        Slots that a job or the engine holds stay taken: jobs give theirs back when they end, the
+        engine by `reset_flushed`. What was prepared before is void; completing it raises
+        `UnknownKeyError`. Until `reset_flushed` no promotion is submitted.
+        """
+    def reset_flushed(self) -> None:
+        """Says that no transfer of the engine from before `reset` runs any more."""
     def take_events(self) -> list[tuple[str, str, list[bytes]]]:
-        """`(kind, tier, keys)` since the last call: kind is "stored" or "removed", tier is
-        "primary" or a tier's name. Empty unless made with `events=True`."""
+        """`(kind, tier, keys)` since the last call; tier is "primary" or a tier's name. Kinds
+        are "stored", "removed", and without keys "load_breaker_open", "..._half_open",
+        "..._closed" and the same for "store". Empty unless made with `events=True`."""
     def stats(self) -> dict[str, Any]:
         """One snapshot: `{"primary": PrimaryStats, "tiers": {name: TierStats}}`, typed and
         explained in `kvtier.config`. Works after `shutdown` too."""

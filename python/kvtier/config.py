@@ -4,14 +4,25 @@ Tiers are plain dicts, checked before anything is opened:
 
 | field | tiers | meaning | default |
 |---|---|---|---|
-| `type` | all | `"memory"` or `"file"` | required |
-| `capacity_bytes` | all | bytes the tier may take | required |
-| `path` | file | directory, made if absent, owned by one process at a time | required |
+| `type` | all | `"memory"`, `"file"`, or a registered tier's (`docs/tiers.md`) | required |
 | `name` | all | name in figures and events | the type |
-| `threads` | all | worker threads, 1 to 64 | 2 |
+| `capacity_bytes` | memory, file | bytes the tier may take | required |
+| `path` | file | directory, made if absent, owned by one process at a time | required |
+| `threads` | memory, file | worker threads, 1 to 64 | 2 |
 | `load_deadline_s` | all | seconds after which a load is a miss | 5 |
 | `store_deadline_s` | all | seconds after which a store is given up | 30 |
+| `lookup_deadline_s` | all | seconds a request is told RETRY, then it is a miss | 1 |
 | `max_queued_bytes` | all | bytes of stores under way; more are shed | half the region |
+| `shed` | all | which stores are shed, `"newest"` or `"oldest"` | `"newest"` |
+| `high_water_s_per_mib` | all | a tier that takes longer for a MiB is under pressure ... | 0.05 |
+| `low_water_s_per_mib` | all | ... until it takes less than this | 0.02 |
+| `breaker_failures` | all | failed jobs in a row that switch a direction off; 0: never | 5 |
+| `breaker_pause_s` | all | seconds until it is probed; doubles with each failed probe | 1 |
+| `breaker_max_pause_s` | all | the longest pause | 60 |
+| `offload` | all | `"chunk"`: new chunks only; `"request"`: all chunks of a request | `"chunk"` |
+
+Under pressure a tier gets a store only when it has none under way. Loads are never shed. Loads
+and stores have a breaker each, since a full disk can still be read.
 
 `Manager.stats()` is `{"primary": PrimaryStats, "tiers": {name: TierStats}}`; counters run since
 the manager was made.
@@ -24,33 +35,47 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 __all__ = [
     "FileTierConfig",
+    "Latency",
     "MemoryTierConfig",
     "PrimaryStats",
+    "TierLimits",
     "TierStats",
     "jsonable",
 ]
 
 
-class _AnyTierConfig(TypedDict):
-    capacity_bytes: int
+class TierLimits(TypedDict):
+    """What every tier takes; the table of the module says what each does."""
+
     name: NotRequired[str]
-    threads: NotRequired[int]
     load_deadline_s: NotRequired[float]
     store_deadline_s: NotRequired[float]
+    lookup_deadline_s: NotRequired[float]
     max_queued_bytes: NotRequired[int]
+    shed: NotRequired[Literal["newest", "oldest"]]
+    high_water_s_per_mib: NotRequired[float]
+    low_water_s_per_mib: NotRequired[float]
+    breaker_failures: NotRequired[int]
+    breaker_pause_s: NotRequired[float]
+    breaker_max_pause_s: NotRequired[float]
+    offload: NotRequired[Literal["chunk", "request"]]
 
 
-class MemoryTierConfig(_AnyTierConfig):
+class MemoryTierConfig(TierLimits):
     """Chunks in host memory that the GPU does not reach."""
 
     type: Literal["memory"]
+    capacity_bytes: int
+    threads: NotRequired[int]
 
 
-class FileTierConfig(_AnyTierConfig):
+class FileTierConfig(TierLimits):
     """Chunks in files of a directory."""
 
     type: Literal["file"]
     path: str | os.PathLike[str]
+    capacity_bytes: int
+    threads: NotRequired[int]
 
 
 class PrimaryStats(TypedDict):
@@ -60,41 +85,64 @@ class PrimaryStats(TypedDict):
     ready: int
     writing: int
     pinned: int
-    detached: int  # slots that a late job still holds
+    detached: int  # slots that a late job, or the engine since a reset, still holds
     requests: int  # requests that loaded or stored and have not ended
     hits: int  # keys looked up and ready
     hits_pending: int  # keys looked up and on their way
     misses: int  # keys looked up and in no tier, or behind a prefix's first miss
+    retries: int  # keys looked up that a tier could not tell of yet
     evictions: int
     stored_chunks: int
     loaded_chunks: int
     stores_refused: int  # calls of prepare_store that found no room
+    promotions_refused: int  # chunks of other tiers that found no room
     not_admitted: int  # chunks offered less often than store_threshold asks
 
 
-class TierStats(TypedDict):
-    """A secondary tier. Seconds are worker seconds, summed over its threads."""
+class Latency(TypedDict):
+    """How often jobs took how long: `counts[i]` took at most `LATENCY_BUCKETS[i]` seconds."""
 
-    medium: str
+    counts: list[int]
+    sum: float
+
+
+class TierStats(TypedDict):
+    """A secondary tier. Chunks, unless it says otherwise; seconds are worker seconds."""
+
+    medium: Literal["memory", "file", "network"]
+    locality: Literal["local", "remote"]
     capacity_bytes: int
     used_bytes: int
     chunks: int
+    lookups: int  # keys it was asked for
     hits: int  # promotions started from it
+    lookups_overdue: int  # requests that it told RETRY for too long
+    evictions: int
+    sheds: int  # not stored in it because it could not keep up
+    refused: int  # not offered to it because its breaker was open
+    queued_bytes: int  # bytes of stores under way
+    quarantined: int  # slots that late loads still hold
+    store_seconds_per_mib: float
+    under_pressure: bool
+    faults: dict[str, int]  # how often it broke the contract, by kind
     loads: int
     load_bytes: int
     load_seconds: float
-    load_failures: int  # of any cause
-    corrupt: int  # of these: came back with other bytes than were stored
-    missing: int  # of these: gone when they were wanted
+    load_failures: dict[str, int]  # by cause: lost, io, corrupt, missing, full
+    loads_in_flight: int  # jobs
+    loads_overdue: int  # jobs that passed their deadline
+    load_latency: Latency  # of jobs, from submission to end
+    load_breaker: Literal["closed", "open", "half_open"]
+    load_breaker_opened: int  # times
     stores: int
     store_bytes: int
     store_seconds: float
-    store_failures: int
-    evictions: int
-    sheds: int  # chunks not offered to it because it could not keep up
-    in_flight: int  # jobs
-    queued_bytes: int  # bytes of stores under way
-    overdue: int  # jobs that passed their deadline
+    store_failures: dict[str, int]
+    stores_in_flight: int
+    stores_overdue: int
+    store_latency: Latency
+    store_breaker: Literal["closed", "open", "half_open"]
+    store_breaker_opened: int
 
 
 def jsonable(value: Any) -> str:

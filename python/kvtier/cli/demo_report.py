@@ -119,7 +119,13 @@ def _hit_table(report: DemoReport, tiers: dict[str, Any]) -> Table:
         ("host", "primary", report.stats["primary"]["evictions"], "-", "-"),
     ]
     rows += [
-        (name, name, tier["evictions"], str(tier["corrupt"]), str(tier["load_failures"]))
+        (
+            name,
+            name,
+            tier["evictions"],
+            str(tier["load_failures"]["corrupt"]),
+            str(sum(tier["load_failures"].values())),
+        )
         for name, tier in tiers.items()
     ]
     for label, source, evictions, corrupt, failed in rows:

@@ -148,6 +148,11 @@ impl KeyBatch {
         self.bytes.chunks_exact(self.key_bytes)
     }
 
+    /// Drops all keys.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+    }
+
     /// Appends all keys of a batch of the same key length.
     pub fn append(&mut self, other: &Self) {
         debug_assert_eq!(self.key_bytes, other.key_bytes);

@@ -9,6 +9,7 @@
 //! | [`index`] | which keys are resident, which one may go? |
 //! | [`region`] | where are the bytes of the primary tier? |
 //! | [`checksum`] | are they still the bytes that were stored? |
+//! | [`clock`] | what time is it? |
 //! | [`tier`] | what is behind the primary tier, and how do chunks get there and back? |
 //! | [`manager`] | what moves when? |
 //! | [`replay`] | what would another policy or size have hit? |
@@ -21,9 +22,11 @@
 //! chunk bytes, a call into a tier, or a call into Python.
 
 pub mod checksum;
+pub mod clock;
 pub mod copy;
 pub mod index;
 pub mod key;
+mod log_limit;
 pub mod manager;
 pub mod region;
 pub mod replay;

@@ -10,11 +10,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvtier_core::clock::Clock;
 use kvtier_core::index::PolicyKind;
 use kvtier_core::key::KeyBatch;
 use kvtier_core::manager::{Lookup, Manager, ManagerOptions, TierSlot};
 use kvtier_core::region::{Region, RegionKind};
-use kvtier_core::tier::{MemoryStore, StoreTier};
+use kvtier_core::tier::{MemoryStore, StoreTier, TierLimits};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 
 const CHUNK: usize = 4096;
@@ -30,11 +31,20 @@ fn manager(policy: PolicyKind) -> Manager {
     let tier = TierSlot {
         name: "memory".into(),
         tier: Box::new(StoreTier::start(store, 2).expect("threads")),
-        load_deadline: Duration::from_secs(3600),
-        store_deadline: Duration::from_secs(3600),
-        max_queued_bytes: u64::MAX,
+        limits: TierLimits {
+            load_deadline: Duration::from_secs(3600),
+            store_deadline: Duration::from_secs(3600),
+            max_queued_bytes: Some(u64::MAX),
+            ..TierLimits::default()
+        },
     };
-    let options = ManagerOptions { key_bytes: 8, policy, store_threshold: 1, events: false };
+    let options = ManagerOptions {
+        key_bytes: 8,
+        policy,
+        store_threshold: 1,
+        events: false,
+        clock: Clock::system(),
+    };
     Manager::new(region, &options, vec![tier]).expect("good key length")
 }
 

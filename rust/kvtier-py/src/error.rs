@@ -76,6 +76,7 @@ impl PythonClass for ManagerError {
         match self {
             Self::Index(error) => error.class(),
             Self::Tier { source, .. } => source.class(),
+            Self::UnknownTier { .. } | Self::TooManyTiers(_) => "ConfigError",
             Self::Closed => "ClosedError",
             _ => "KvTierError",
         }

@@ -11,11 +11,12 @@ mod fork;
 mod manager;
 mod region;
 mod replay;
+mod stats;
 
 #[pyo3::pymodule]
 mod _kvtier {
     use kvtier_core::index::PolicyKind;
-    use kvtier_core::manager::Lookup;
+    use kvtier_core::manager::{Histogram, Lookup};
     use pyo3::prelude::*;
     use pyo3::types::PyTuple;
 
@@ -35,6 +36,7 @@ mod _kvtier {
         module.add("build_profile", profile)?;
         let policies = PolicyKind::ALL.iter().map(|(name, _)| *name).collect::<Vec<_>>();
         module.add("POLICIES", PyTuple::new(module.py(), policies)?)?;
+        module.add("LATENCY_BUCKETS", PyTuple::new(module.py(), Histogram::bounds())?)?;
         module.add("MISS", Lookup::Miss as u8)?;
         module.add("HIT", Lookup::Hit as u8)?;
         module.add("HIT_PENDING", Lookup::HitPending as u8)?;

@@ -1,11 +1,15 @@
 //! `Manager`: one method a verb.
 
+use std::borrow::Cow;
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
+use kvtier_core::clock::Clock;
 use kvtier_core::key::KeyBatch;
-use kvtier_core::manager::{self, EventKind, ManagerError, ManagerOptions, Snapshot};
-use kvtier_core::tier::TierConfig;
+use kvtier_core::manager::{
+    self, EventKind, ManagerError, ManagerOptions, RequestOptions, TierMatcher,
+};
+use kvtier_core::tier::{Locality, Medium, TierConfig};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -14,6 +18,7 @@ use crate::convert::{deadline, key_list, keys};
 use crate::error::{OrRaise, raise};
 use crate::fork::Home;
 use crate::region::Region;
+use crate::stats::stats_dict;
 
 /// Calls with fewer keys finish sooner than leaving the interpreter and coming back pays for.
 const DETACH_FROM_KEYS: usize = 64;
@@ -112,14 +117,20 @@ impl Manager {
                 let message = format!("store_threshold = {store_threshold} is not 1 to 255");
                 raise(py, "ConfigError", message)
             })?;
-        let options = ManagerOptions { key_bytes, policy, store_threshold, events };
+        let clock = Clock::system();
+        let options = ManagerOptions { key_bytes, policy, store_threshold, events, clock };
         let configs = match tiers {
-            Some(tiers) => TierConfig::parse_all(&to_json(tiers)?).or_raise(py)?,
+            Some(tiers) => TierConfig::parse_all(&to_json(tiers)?, &[]).or_raise(py)?,
             None => Vec::new(),
         };
         let shared = region.get().shared().clone();
+        let slot_bytes = shared.slot_bytes();
         let inner = py
-            .detach(|| manager::Manager::open(shared, &options, &configs, namespace))
+            .detach(|| {
+                manager::Manager::open(shared, &options, &configs, |_, config| {
+                    config.open(slot_bytes, key_bytes, namespace)
+                })
+            })
             .or_raise(py)?;
         Ok(Self { inner: ManuallyDrop::new(inner), region, key_bytes, home: Home::here() })
     }
@@ -132,6 +143,25 @@ impl Manager {
     #[getter]
     fn key_bytes(&self) -> usize {
         self.key_bytes
+    }
+
+    #[pyo3(
+        signature = (request, *, tiers = None, request_level = Vec::new()),
+        text_signature = "($self, request, *, tiers=None, request_level=())"
+    )]
+    fn begin_request(
+        &self,
+        py: Python<'_>,
+        request: u64,
+        tiers: Option<Vec<Bound<'_, PyDict>>>,
+        request_level: Vec<String>,
+    ) -> PyResult<()> {
+        let tiers = match tiers {
+            Some(tiers) => Some(tiers.iter().map(matcher).collect::<PyResult<Vec<_>>>()?),
+            None => None,
+        };
+        let options = RequestOptions { tiers, request_level };
+        self.inner(py)?.begin_request(request, &options).or_raise(py)
     }
 
     fn lookup<'py>(
@@ -236,6 +266,15 @@ impl Manager {
         }
     }
 
+    fn reset(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner(py)?;
+        py.detach(|| inner.reset()).or_raise(py)
+    }
+
+    fn reset_flushed(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner(py)?.reset_flushed().or_raise(py)
+    }
+
     fn shutdown(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner(py)?;
         py.detach(|| inner.shutdown());
@@ -247,9 +286,12 @@ impl Manager {
         let events = inner.take_events().or_raise(py)?;
         let list = PyList::empty(py);
         for event in events {
-            let kind = match event.kind {
-                EventKind::Stored => "stored",
-                EventKind::Removed => "removed",
+            let kind: Cow<'_, str> = match event.kind {
+                EventKind::Stored => "stored".into(),
+                EventKind::Removed => "removed".into(),
+                EventKind::Breaker(direction, state) => {
+                    format!("{}_breaker_{}", direction.as_str(), state.as_str()).into()
+                }
             };
             list.append((
                 kind,
@@ -282,6 +324,33 @@ impl Drop for Manager {
     }
 }
 
+/// `{"medium": ..., "locality": ...}`, both optional.
+fn matcher(given: &Bound<'_, PyDict>) -> PyResult<TierMatcher> {
+    let py = given.py();
+    let mut matcher = TierMatcher::default();
+    for (field, value) in given {
+        let (field, value) = (field.extract::<String>()?, value.extract::<String>()?);
+        match &*field {
+            "medium" => matcher.medium = Some(named(py, &field, &value, &Medium::ALL)?),
+            "locality" => matcher.locality = Some(named(py, &field, &value, &Locality::ALL)?),
+            _ => {
+                let message = format!("tiers: unknown field {field:?}: use medium or locality");
+                return Err(raise(py, "ConfigError", message));
+            }
+        }
+    }
+    Ok(matcher)
+}
+
+/// The value of a name.
+fn named<T: Copy>(py: Python<'_>, field: &str, name: &str, all: &[(&str, T)]) -> PyResult<T> {
+    all.iter().find(|(known, _)| *known == name).map(|&(_, value)| value).ok_or_else(|| {
+        let known: Vec<&str> = all.iter().map(|(known, _)| *known).collect();
+        let message = format!("tiers: {field} = {name:?} is not one of {}", known.join(", "));
+        raise(py, "ConfigError", message)
+    })
+}
+
 /// Settings given as Python objects, as JSON; paths become strings.
 fn to_json(tiers: &Bound<'_, PyAny>) -> PyResult<String> {
     let py = tiers.py();
@@ -291,36 +360,4 @@ fn to_json(tiers: &Bound<'_, PyAny>) -> PyResult<String> {
     let text = py.import("json")?.getattr("dumps")?.call((list,), Some(&options));
     text.and_then(|text| text.extract())
         .map_err(|error| raise(py, "ConfigError", format!("tiers: {}", error.value(py))))
-}
-
-fn stats_dict<'py>(py: Python<'py>, snapshot: &Snapshot) -> PyResult<Bound<'py, PyDict>> {
-    macro_rules! dict {
-        ($from:expr; $($name:ident),+ $(,)?) => {{
-            let dict = PyDict::new(py);
-            $(dict.set_item(stringify!($name), $from.$name)?;)+
-            dict
-        }};
-    }
-    let stats = PyDict::new(py);
-    let primary = dict!(snapshot.primary;
-        slots, ready, writing, pinned, detached, requests, hits, hits_pending, misses, evictions,
-        stored_chunks, loaded_chunks, stores_refused, not_admitted);
-    stats.set_item("primary", primary)?;
-    let tiers = PyDict::new(py);
-    for (name, medium, figures) in &snapshot.tiers {
-        let tier = dict!(figures;
-            hits, loads, load_bytes, load_seconds, stores, store_bytes, store_seconds,
-            evictions, sheds, in_flight, queued_bytes, overdue);
-        tier.set_item("medium", medium.as_str())?;
-        tier.set_item("capacity_bytes", figures.usage.capacity_bytes)?;
-        tier.set_item("used_bytes", figures.usage.used_bytes)?;
-        tier.set_item("chunks", figures.usage.chunks)?;
-        tier.set_item("load_failures", figures.load_failures.iter().sum::<u64>())?;
-        tier.set_item("store_failures", figures.store_failures.iter().sum::<u64>())?;
-        tier.set_item("corrupt", figures.corrupt())?;
-        tier.set_item("missing", figures.missing())?;
-        tiers.set_item(name, tier)?;
-    }
-    stats.set_item("tiers", tiers)?;
-    Ok(stats)
 }

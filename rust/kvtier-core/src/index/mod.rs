@@ -138,6 +138,19 @@ impl Entry {
     }
 }
 
+/// A slot that [`Index::clear`] could not free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// Which one.
+    pub slot: Slot,
+    /// What its key was.
+    pub state: State,
+    /// Pins of the engine.
+    pub load_pins: u16,
+    /// Pins of jobs.
+    pub job_pins: u16,
+}
+
 /// What [`Index::reserve`] did.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Reserved {
@@ -404,6 +417,31 @@ impl Index {
         self.drop_entry(token);
         self.detached += 1;
         slot
+    }
+
+    /// All keys, in no order.
+    pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        self.table.iter().map(|token| self.key(token))
+    }
+
+    /// Forgets every key. A slot that somebody reads or writes stays taken until it is
+    /// [reclaimed](Index::reclaim), and `held` is told of it.
+    pub fn clear(&mut self, mut held: impl FnMut(Held)) {
+        for token in self.table.iter().collect::<Vec<_>>() {
+            let Entry { slot, state, load_pins, job_pins, .. } = self.entries[token as usize];
+            if state == State::Ready && self.entries[token as usize].pinned() {
+                let entry = &mut self.entries[token as usize];
+                (entry.load_pins, entry.job_pins) = (0, 0);
+                self.pinned -= 1;
+                self.policy.release(token);
+            }
+            self.detach(token);
+            if state == State::Ready && load_pins == 0 && job_pins == 0 {
+                self.reclaim(slot);
+            } else {
+                held(Held { slot, state, load_pins, job_pins });
+            }
+        }
     }
 
     /// Takes back a slot that [`Index::detach`] gave out.

@@ -14,6 +14,13 @@ pub(super) struct Newcomer {
     hash: u64,
 }
 
+/// How often a call may name a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Named {
+    Once,
+    Often,
+}
+
 impl Index {
     /// Reserves a slot for every key of the batch that is absent, evicting as needed. All or
     /// nothing: `None`, and nothing changed, when the room cannot be made. Present keys of the
@@ -30,9 +37,40 @@ impl Index {
         requester: Requester,
         chain: &mut Chain,
     ) -> Result<Option<Reserved>, IndexError> {
+        self.reserve_named(keys, Named::Once, writer, requester, chain)
+    }
+
+    /// As [`Index::reserve`], for keys that the running call may have named before: those and
+    /// the present ones only tell what follows what.
+    ///
+    /// # Errors
+    /// None but those of a key that can not be.
+    pub fn reserve_absent<'k>(
+        &mut self,
+        keys: impl Iterator<Item = (u32, &'k [u8])> + Clone,
+        writer: Writer,
+        requester: Requester,
+        chain: &mut Chain,
+    ) -> Result<Option<Reserved>, IndexError> {
+        self.reserve_named(keys, Named::Often, writer, requester, chain)
+    }
+
+    /// How many keys could be reserved now, by a call that marked what it has marked.
+    pub fn room(&self) -> usize {
+        self.free() + self.policy.evictable() - self.protected
+    }
+
+    fn reserve_named<'k>(
+        &mut self,
+        keys: impl Iterator<Item = (u32, &'k [u8])> + Clone,
+        named: Named,
+        writer: Writer,
+        requester: Requester,
+        chain: &mut Chain,
+    ) -> Result<Option<Reserved>, IndexError> {
         let mut newcomers = std::mem::take(&mut self.newcomers);
         newcomers.clear();
-        let reserved = self.reserve_all(keys, writer, requester, chain, &mut newcomers);
+        let reserved = self.reserve_all(keys, named, writer, requester, chain, &mut newcomers);
         if !matches!(reserved, Ok(Some(_))) {
             for newcomer in &newcomers {
                 self.drop_unreserved(newcomer.token);
@@ -46,6 +84,7 @@ impl Index {
     fn reserve_all<'k>(
         &mut self,
         keys: impl Iterator<Item = (u32, &'k [u8])> + Clone,
+        named: Named,
         writer: Writer,
         requester: Requester,
         chain: &mut Chain,
@@ -58,7 +97,7 @@ impl Index {
             let hash = self.hashes[position];
             let found = self.table.find(hash, |token| self.key(token) == key);
             let token = match found {
-                Some(present) if self.mark(present) => present,
+                Some(present) if self.mark(present) || named == Named::Often => present,
                 Some(_) => return Err(IndexError::Duplicate(key.into())),
                 None => {
                     let token = self.insert_absent(key, hash, writer, requester);
@@ -69,10 +108,10 @@ impl Index {
             };
             chain.follow(key, token);
         }
-        let missing = newcomers.len().saturating_sub(self.free());
-        if missing > self.policy.evictable() - self.protected {
+        if newcomers.len() > self.room() {
             return Ok(None);
         }
+        let missing = newcomers.len().saturating_sub(self.free());
         for newcomer in &*newcomers {
             self.policy.admit(newcomer.token, newcomer.hash, newcomer.parent);
         }

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use crate::tier::{Failure, Medium, Usage};
+use super::breaker::BreakerState;
+use super::histogram::Histogram;
+use crate::tier::{Failure, Fault, Locality, Medium, Usage};
 
 /// Figures of the primary tier. Counters run since the manager was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -15,7 +17,7 @@ pub struct PrimaryFigures {
     pub writing: u64,
     /// Ready chunks with a pin.
     pub pinned: u64,
-    /// Slots that a late job still holds.
+    /// Slots that a late job, or the engine since a reset, still holds.
     pub detached: u64,
     /// Requests that loaded or stored and have not ended.
     pub requests: u64,
@@ -25,6 +27,8 @@ pub struct PrimaryFigures {
     pub hits_pending: u64,
     /// Keys looked up and in no tier, or behind the first miss of a prefix.
     pub misses: u64,
+    /// Keys looked up that a tier could not tell of yet.
+    pub retries: u64,
     /// Chunks evicted.
     pub evictions: u64,
     /// Chunks stored by the engine.
@@ -33,8 +37,40 @@ pub struct PrimaryFigures {
     pub loaded_chunks: u64,
     /// Calls of `prepare_store` that found no room.
     pub stores_refused: u64,
+    /// Chunks of other tiers that found no room to be promoted to.
+    pub promotions_refused: u64,
     /// Chunks that were offered less often than the admission threshold asks.
     pub not_admitted: u64,
+}
+
+/// Figures of one direction between the primary tier and another one.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Moved {
+    /// Chunks that arrived.
+    pub chunks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Worker seconds spent on all.
+    pub seconds: f64,
+    /// Chunks that did not arrive, by cause: see [`Failure::ALL`].
+    pub failures: [u64; Failure::ALL.len()],
+    /// Jobs that the tier works on.
+    pub in_flight: u64,
+    /// Jobs that passed their deadline.
+    pub overdue: u64,
+    /// From submission to the end, of jobs that ended in time.
+    pub latency: Histogram,
+    /// What the breaker lets through.
+    pub breaker: BreakerState,
+    /// How often the breaker opened.
+    pub breaker_opened: u64,
+}
+
+impl Moved {
+    /// Chunks that did not arrive for this cause.
+    pub fn failed(&self, cause: Failure) -> u64 {
+        self.failures[cause as usize]
+    }
 }
 
 /// Figures of one secondary tier.
@@ -42,46 +78,45 @@ pub struct PrimaryFigures {
 pub struct TierFigures {
     /// How full it is.
     pub usage: Usage,
+    /// Keys that it was asked for.
+    pub lookups: u64,
     /// Promotions started from it.
     pub hits: u64,
-    /// Chunks loaded.
-    pub loads: u64,
-    /// Their bytes.
-    pub load_bytes: u64,
-    /// Worker seconds spent on loads.
-    pub load_seconds: f64,
-    /// Chunks that did not come, by cause: see [`Failure::ALL`].
-    pub load_failures: [u64; Failure::ALL.len()],
-    /// Chunks stored.
-    pub stores: u64,
-    /// Their bytes.
-    pub store_bytes: u64,
-    /// Worker seconds spent on stores.
-    pub store_seconds: f64,
-    /// Chunks that were not stored, by cause.
-    pub store_failures: [u64; Failure::ALL.len()],
+    /// Look-ups that it did not answer in time.
+    pub lookups_overdue: u64,
+    /// Promotions: from it into the primary tier.
+    pub loads: Moved,
+    /// Cascades: from the primary tier to it.
+    pub stores: Moved,
     /// Chunks it evicted.
     pub evictions: u64,
-    /// Chunks not offered to it because it could not keep up.
+    /// Chunks not stored in it because it could not keep up.
     pub sheds: u64,
-    /// Jobs it works on.
-    pub in_flight: u64,
+    /// Chunks not offered to it because its breaker was open.
+    pub refused: u64,
     /// Bytes of stores it works on.
     pub queued_bytes: u64,
-    /// Jobs that passed their deadline.
-    pub overdue: u64,
+    /// Slots that late loads of it still hold.
+    pub quarantined: u64,
+    /// Seconds it takes to store a MiB, on average.
+    pub store_seconds_per_mib: f64,
+    /// Whether it is under pressure.
+    pub under_pressure: bool,
+    /// How often it broke the contract, by kind: see [`Fault::ALL`].
+    pub faults: [u64; Fault::ALL.len()],
 }
 
-impl TierFigures {
-    /// Chunks that came back with other bytes than were stored.
-    pub fn corrupt(&self) -> u64 {
-        self.load_failures[Failure::Corrupt as usize]
-    }
-
-    /// Chunks that were gone when they were wanted.
-    pub fn missing(&self) -> u64 {
-        self.load_failures[Failure::Missing as usize]
-    }
+/// A secondary tier in a [`Snapshot`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct TierSnapshot {
+    /// Its name.
+    pub name: String,
+    /// What it keeps chunks on.
+    pub medium: Medium,
+    /// Where.
+    pub locality: Locality,
+    /// What it did.
+    pub figures: TierFigures,
 }
 
 /// All figures at one moment.
@@ -89,17 +124,36 @@ impl TierFigures {
 pub struct Snapshot {
     /// The primary tier's.
     pub primary: PrimaryFigures,
-    /// Every other tier's, in order: name, medium, figures.
-    pub tiers: Vec<(String, Medium, TierFigures)>,
+    /// Every other tier's, in order.
+    pub tiers: Vec<TierSnapshot>,
 }
 
-/// What happened to keys.
+/// Which way a job moves chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Direction {
+    /// From a secondary tier into the primary one.
+    Load = 0,
+    /// From the primary tier to a secondary one.
+    Store = 1,
+}
+
+impl Direction {
+    /// The name in figures and events.
+    pub fn as_str(self) -> &'static str {
+        ["load", "store"][self as usize]
+    }
+}
+
+/// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
-    /// The tier has them now.
+    /// The tier has these keys now.
     Stored,
     /// The tier has them no more.
     Removed,
+    /// The breaker of the tier's direction is in another state now.
+    Breaker(Direction, BreakerState),
 }
 
 /// One event.
@@ -127,6 +181,7 @@ impl Events {
         Self { wanted, queue: VecDeque::new() }
     }
 
+    /// Notes what happened to keys, if there are any.
     pub(super) fn push<'k>(
         &mut self,
         kind: EventKind,
@@ -137,13 +192,24 @@ impl Events {
             return;
         }
         let keys: Vec<Box<[u8]>> = keys.map(Into::into).collect();
-        if keys.is_empty() {
-            return;
+        if !keys.is_empty() {
+            self.append(Event { kind, tier, keys });
         }
+    }
+
+    /// Notes a change of a breaker.
+    pub(super) fn breaker(&mut self, tier: usize, direction: Direction, state: BreakerState) {
+        if self.wanted {
+            let kind = EventKind::Breaker(direction, state);
+            self.append(Event { kind, tier: Some(tier), keys: Vec::new() });
+        }
+    }
+
+    fn append(&mut self, event: Event) {
         if self.queue.len() == MAX_EVENTS {
             self.queue.pop_front();
         }
-        self.queue.push_back(Event { kind, tier, keys });
+        self.queue.push_back(event);
     }
 
     pub(super) fn take(&mut self) -> Vec<Event> {

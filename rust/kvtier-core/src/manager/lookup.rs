@@ -1,10 +1,30 @@
 //! Looking keys up: the primary tier, then the others in order, and promotions of what they have.
 
-use super::figures::{EventKind, PrimaryFigures};
-use super::{Inner, Lookup, Manager, ManagerError, Promotion, RequestId, requester};
-use crate::index::{Chain, State, Writer};
+use std::time::Instant;
+
+use super::figures::{Direction, EventKind, PrimaryFigures};
+use super::{BreakerState, Inner, Lookup, Manager, ManagerError, RequestId, TierMask, requester};
+use crate::index::{Chain, State, Token, Writer};
 use crate::key::KeyBatch;
-use crate::tier::Presence;
+use crate::tier::{Fault, Presence};
+
+/// Chunks that a half-open breaker lets through at most.
+const PROBE_CHUNKS: usize = 8;
+/// A tier whose late loads hold one slot in so many gets no more of them.
+const QUARANTINE_PART: u64 = 4;
+
+/// A promotion that the next `end_step` submits.
+pub(super) struct Promotion {
+    pub(super) tier: usize,
+    pub(super) request: RequestId,
+    pub(super) token: Token,
+}
+
+/// Since when a request is told to ask again, and by which tiers it was given up.
+pub(super) struct Retrying {
+    since: Instant,
+    given_up: TierMask,
+}
 
 impl Manager {
     /// Says where every key is, and starts promotions. With `prefix`, stops before the first
@@ -20,28 +40,42 @@ impl Manager {
     ) -> Result<Vec<Lookup>, ManagerError> {
         let mut answers = Vec::with_capacity(keys.len());
         let mut absent = Vec::new();
-        {
+        let tiers = {
             let mut inner = self.inner.lock();
             let inner = inner.open()?;
+            self.apply_results(inner);
             inner.index.find_batch(keys, |position, token| {
-                answers.push(match token {
-                    Some(token) if inner.index.state(token) == State::Ready => Lookup::Hit,
-                    Some(_) => Lookup::HitPending,
-                    None => {
-                        absent.push(position as u32);
-                        Lookup::Miss
-                    }
-                });
+                if token.is_none() {
+                    absent.push(position as u32);
+                }
+                answers.push(token.map_or(Lookup::Miss, |token| inner.presence(token)));
             });
-            if absent.is_empty() || self.tiers.is_empty() {
+            let tiers = if absent.is_empty() { 0 } else { self.askable(inner, request) };
+            if tiers == 0 {
                 finish_lookup(&mut inner.primary, &mut answers, prefix);
                 return Ok(answers);
             }
-        }
-        let homes = self.ask_tiers(keys, &absent);
+            tiers
+        };
+        let asked = self.ask_tiers(request, keys, &absent, tiers);
         let mut inner = self.inner.lock();
         let inner = inner.open()?;
-        promote(inner, request, keys, &absent, &homes, prefix, &mut answers);
+        for (tier, keys) in inner.tiers.iter_mut().zip(&asked.keys) {
+            tier.figures.lookups += keys;
+        }
+        let given_up = self.give_up(inner, request, &asked.homes);
+        if asked.homes.iter().any(|home| !matches!(home, Home::Nowhere)) {
+            self.promote(
+                inner,
+                request,
+                keys,
+                &absent,
+                &asked.homes,
+                given_up,
+                prefix,
+                &mut answers,
+            );
+        }
         finish_lookup(&mut inner.primary, &mut answers, prefix);
         Ok(answers)
     }
@@ -73,23 +107,50 @@ impl Manager {
         Ok(self.lookup(request, &keys, false)?[0])
     }
 
+    /// The tiers that may be asked for a request: those its options allow, whose breaker lets
+    /// loads through, and that do not hold too many slots already.
+    fn askable(&self, inner: &mut Inner, request: RequestId) -> TierMask {
+        let allowed = inner.requests.get(&request).map_or(TierMask::MAX, |state| state.may_use);
+        let most = u64::from(self.region.slots()) / QUARANTINE_PART;
+        let mut askable = 0;
+        for number in (0..self.tiers.len()).filter(|number| allowed & 1 << number != 0) {
+            let tier = &mut inner.tiers[number];
+            let breaker = &mut tier.breakers[Direction::Load as usize];
+            let (admitted, change) =
+                if breaker.is_closed() { (true, None) } else { breaker.admits(self.clock.now()) };
+            if admitted && tier.figures.quarantined <= most {
+                askable |= 1 << number;
+            }
+            inner.breaker_is(number, Direction::Load, change);
+        }
+        askable
+    }
+
     /// For each of `keys[absent[i]]`: the first tier that has it, or what is known of it.
-    fn ask_tiers(&self, keys: &KeyBatch, absent: &[u32]) -> Vec<Home> {
+    fn ask_tiers(
+        &self,
+        request: RequestId,
+        keys: &KeyBatch,
+        absent: &[u32],
+        tiers: TierMask,
+    ) -> Asked {
         let mut homes = vec![Home::Nowhere; absent.len()];
+        let mut asked = vec![0; self.tiers.len()];
         let mut open: Vec<u32> = (0..absent.len() as u32).collect();
         let (mut wanted, mut presence) = (Vec::new(), Vec::new());
-        for (number, slot) in self.tiers.iter().enumerate() {
+        for number in (0..self.tiers.len()).filter(|number| tiers & 1 << number != 0) {
             wanted.clear();
             wanted.extend(open.iter().map(|&at| absent[at as usize]));
             presence.clear();
             presence.resize(wanted.len(), Presence::Miss);
-            slot.tier.lookup(keys, &wanted, &mut presence);
+            asked[number] = wanted.len() as u64;
+            self.call(number, "lookup", |tier| tier.lookup(request, keys, &wanted, &mut presence));
             let mut answers = presence.iter();
             open.retain(|&at| {
                 let home = &mut homes[at as usize];
                 match answers.next() {
                     Some(Presence::Hit) => *home = Home::Tier(number),
-                    Some(Presence::Retry) => *home = Home::Unknown,
+                    Some(Presence::Retry) => *home = Home::Unknown(number),
                     Some(Presence::Miss) | None => {}
                 }
                 !matches!(home, Home::Tier(_))
@@ -98,74 +159,169 @@ impl Manager {
                 break;
             }
         }
-        homes
+        Asked { homes, keys: asked }
     }
+
+    /// The tiers that did not tell this request for too long whether they have its keys.
+    fn give_up(&self, inner: &mut Inner, request: RequestId, homes: &[Home]) -> TierMask {
+        let unknown = homes.iter().fold(0, |mask: TierMask, home| match home {
+            Home::Unknown(tier) => mask | 1 << tier,
+            _ => mask,
+        });
+        if unknown == 0 {
+            if !inner.retrying.is_empty() {
+                inner.retrying.remove(&request);
+            }
+            return 0;
+        }
+        let now = self.clock.now();
+        let retrying =
+            inner.retrying.entry(request).or_insert(Retrying { since: now, given_up: 0 });
+        let waited = now.saturating_duration_since(retrying.since);
+        let late = (0..self.tiers.len())
+            .filter(|&number| unknown & 1 << number != 0)
+            .filter(|&number| waited >= self.tiers[number].limits.lookup_deadline)
+            .fold(0, |mask: TierMask, number| mask | 1 << number);
+        let newly = late & !retrying.given_up;
+        retrying.given_up |= late;
+        for number in (0..self.tiers.len()).filter(|number| newly & 1 << number != 0) {
+            inner.tiers[number].figures.lookups_overdue += 1;
+            self.tiers[number].note(Fault::Blocked);
+        }
+        late
+    }
+
+    /// Reserves slots for keys that a tier has, in order and as far as there is room, and queues
+    /// their promotions.
+    #[expect(clippy::too_many_arguments, reason = "one step of `lookup`, apart to be read apart")]
+    fn promote(
+        &self,
+        inner: &mut Inner,
+        request: RequestId,
+        keys: &KeyBatch,
+        absent: &[u32],
+        homes: &[Home],
+        given_up: TierMask,
+        prefix: bool,
+        answers: &mut [Lookup],
+    ) {
+        inner.index.begin_call();
+        let mut tokens = Vec::with_capacity(keys.len());
+        inner.index.find_batch(keys, |_, token| tokens.push(token));
+        // What this call found must not be evicted for what it promotes.
+        for &token in tokens.iter().flatten() {
+            inner.index.mark(token);
+        }
+        let mut room = inner.index.room();
+        let mut allowance: Vec<usize> =
+            (0..self.tiers.len()).map(|number| inner.allowance(number)).collect();
+        let mut wanted: Vec<(u32, usize)> = Vec::new();
+        let mut end = keys.len();
+        for (&position, &home) in absent.iter().zip(homes) {
+            let at = position as usize;
+            answers[at] = match (tokens[at], home) {
+                // Came while the tiers were asked.
+                (Some(token), _) => inner.presence(token),
+                (None, Home::Unknown(tier)) if given_up & 1 << tier == 0 => Lookup::Retry,
+                (None, Home::Tier(tier)) if allowance[tier] > 0 => {
+                    if room > 0 {
+                        (room, allowance[tier]) = (room - 1, allowance[tier] - 1);
+                        wanted.push((position, tier));
+                        Lookup::HitPending
+                    } else {
+                        // No room that is not pinned or wanted by this very call.
+                        inner.primary.promotions_refused += 1;
+                        Lookup::Miss
+                    }
+                }
+                (None, _) => Lookup::Miss,
+            };
+            if prefix && answers[at] == Lookup::Miss {
+                end = at;
+                break;
+            }
+        }
+        inner.reserve_promotions(request, keys, &tokens[..end], &wanted, answers);
+    }
+}
+
+impl Inner {
+    fn presence(&self, token: Token) -> Lookup {
+        match self.index.state(token) {
+            State::Ready => Lookup::Hit,
+            State::Writing(_) => Lookup::HitPending,
+        }
+    }
+
+    /// How many chunks a tier may be asked to promote now.
+    fn allowance(&self, number: usize) -> usize {
+        let tier = &self.tiers[number];
+        match tier.breakers[Direction::Load as usize].state() {
+            BreakerState::Closed => usize::MAX,
+            BreakerState::HalfOpen => PROBE_CHUNKS.saturating_sub(tier.promotions),
+            BreakerState::Open => 0,
+        }
+    }
+
+    /// Reserves slots for the keys at the `wanted` positions; `tokens` are the resident ones.
+    fn reserve_promotions(
+        &mut self,
+        request: RequestId,
+        keys: &KeyBatch,
+        tokens: &[Option<Token>],
+        wanted: &[(u32, usize)],
+        answers: &mut [Lookup],
+    ) {
+        if wanted.is_empty() {
+            return;
+        }
+        // Resident ones are named too: what is promoted follows them in the prefix.
+        let mut next = wanted.iter().peekable();
+        let named: Vec<u32> = (0..tokens.len() as u32)
+            .filter(|&at| {
+                let is_wanted = next.next_if(|&&(position, _)| position == at).is_some();
+                is_wanted || tokens[at as usize].is_some()
+            })
+            .collect();
+        let numbered = named.iter().map(|&at| (at, keys.get(at as usize)));
+        let mut chain = Chain::default();
+        let reserved =
+            self.index.reserve_absent(numbered, Writer::Promotion, requester(request), &mut chain);
+        let Ok(Some(reserved)) = reserved else {
+            // The room was counted before; without it they are misses all the same.
+            for &(at, _) in wanted {
+                answers[at as usize] = Lookup::Miss;
+            }
+            return;
+        };
+        self.primary.evictions += reserved.evicted.len() as u64;
+        self.events.push(EventKind::Removed, None, reserved.evicted.iter());
+        let mut homes = wanted.iter();
+        for (&at, &token) in reserved.indices.iter().zip(&reserved.tokens) {
+            // A key that came twice was reserved once: its second position is passed over.
+            if let Some(&(_, tier)) = homes.find(|&&(position, _)| position == at) {
+                self.tiers[tier].figures.hits += 1;
+                self.tiers[tier].promotions += 1;
+                self.promotions.push(Promotion { tier, request, token });
+            }
+        }
+    }
+}
+
+/// What the tiers said.
+struct Asked {
+    /// Of each absent key.
+    homes: Vec<Home>,
+    /// Number of keys that each tier was asked for.
+    keys: Vec<u64>,
 }
 
 /// Where a key that the primary tier lacks was found.
 #[derive(Debug, Clone, Copy)]
 enum Home {
     Nowhere,
-    Unknown,
+    Unknown(usize),
     Tier(usize),
-}
-
-/// Reserves slots for keys that a tier has, in order, and queues their promotions.
-fn promote(
-    inner: &mut Inner,
-    request: RequestId,
-    keys: &KeyBatch,
-    absent: &[u32],
-    homes: &[Home],
-    prefix: bool,
-    answers: &mut [Lookup],
-) {
-    inner.index.begin_call();
-    // What this call found must not be evicted for what it promotes.
-    for key in keys {
-        if let Some(token) = inner.index.find(key) {
-            inner.index.mark(token);
-        }
-    }
-    let mut chain = Chain::default();
-    let mut followed = 0;
-    for (&position, &home) in absent.iter().zip(homes) {
-        let key = keys.get(position as usize);
-        // What lies between two absent keys is resident.
-        for at in followed..position as usize {
-            if let Some(token) = inner.index.find(keys.get(at)) {
-                chain.follow(keys.get(at), token);
-            }
-        }
-        followed = position as usize + 1;
-        let answer = &mut answers[position as usize];
-        *answer = match (inner.index.find(key), home) {
-            // Came while the tiers were asked, or twice in this call.
-            (Some(token), _) if inner.index.state(token) == State::Ready => Lookup::Hit,
-            (Some(_), _) => Lookup::HitPending,
-            (None, Home::Nowhere) => Lookup::Miss,
-            (None, Home::Unknown) => Lookup::Retry,
-            (None, Home::Tier(tier)) => {
-                let one = std::iter::once((position, key));
-                let requester = requester(request);
-                match inner.index.reserve(one, Writer::Promotion, requester, &mut chain) {
-                    Ok(Some(reserved)) => {
-                        let token = reserved.tokens[0];
-                        inner.primary.evictions += reserved.evicted.len() as u64;
-                        inner.events.push(EventKind::Removed, None, reserved.evicted.iter());
-                        inner.tiers[tier].hits += 1;
-                        inner.promotions.push(Promotion { tier, request, token });
-                        Lookup::HitPending
-                    }
-                    // No room that is not pinned or wanted by this very call.
-                    Ok(None) | Err(_) => Lookup::Miss,
-                }
-            }
-        };
-        if prefix && *answer == Lookup::Miss {
-            break;
-        }
-    }
 }
 
 /// Cuts a prefix answer and counts what is left.
@@ -175,9 +331,11 @@ fn finish_lookup(figures: &mut PrimaryFigures, answers: &mut Vec<Lookup>, prefix
         let end = answers.iter().position(|&answer| answer == Lookup::Miss);
         answers.truncate(end.unwrap_or(asked));
     }
-    let hits = answers.iter().filter(|&&answer| answer == Lookup::Hit).count();
-    let pending = answers.iter().filter(|&&answer| answer == Lookup::HitPending).count();
+    let count = |kind| answers.iter().filter(|&&answer| answer == kind).count();
+    let (hits, pending) = (count(Lookup::Hit), count(Lookup::HitPending));
+    let retries = count(Lookup::Retry);
     figures.hits += hits as u64;
     figures.hits_pending += pending as u64;
-    figures.misses += (asked - hits - pending) as u64;
+    figures.retries += retries as u64;
+    figures.misses += (asked - hits - pending - retries) as u64;
 }

@@ -1,49 +1,86 @@
 //! What moves when: the verbs an engine calls, between one primary tier and several others.
 //!
 //! ```text
+//! begin_request   optional: which tiers may serve it, which ones get all of its chunks
 //! lookup          index: HIT / HIT_PENDING / MISS; a miss asks the tiers in order, the first
 //!                 that has the key gets a slot reserved and a promotion queued
 //! prepare_load    pin, give slots            complete_load    unpin
 //! prepare_store   drop known keys, evict, reserve slots       complete_store   ready, cascade
 //! end_step        results of jobs, deadlines, then ONE load job per (tier, request)
+//! request_finished
+//! reset           forget the primary tier    reset_flushed    promote again
 //! ```
 //!
 //! # Promises
 //! - One mutex, held for index work only: never across I/O, a copy, or a call into a tier.
 //! - A slot that a job may still touch is never given out: it is pinned (stores), in state
-//!   writing (loads), or detached (loads that are late) until the job's result was taken.
+//!   writing (loads), or detached (loads that are late, all that a reset forgot) until the job's
+//!   result was taken.
 //! - A job that is past its deadline becomes a miss at once; its slot follows when it lets go.
 //! - Every pin a job holds comes back with its result, and every job has a result.
+//! - A tier can fail, stall, lie or panic: its breaker ([`BreakerState`]) keeps it out of the
+//!   way, its queue is bounded, and a tier that holds a quarter of all slots in late loads gets no
+//!   more of them.
 //!
 //! # Recency
 //! Chunks of one request are ordered leaf-first: of one call the head is the most recently used,
 //! and [`Manager::request_finished`] orders all that the request loaded and stored in the same
 //! way, since a prefix without its head is worthless. A request that finishes with transfers
 //! still open is finished by its last `complete_load` or `complete_store`.
+//!
+//! | file | what |
+//! |---|---|
+//! | `lookup.rs` | finding keys, queueing promotions |
+//! | `transfer.rs` | the engine's loads and stores |
+//! | `request.rs` | what a live request holds, and its end |
+//! | `step.rs` | the end of a step, waiting, shutdown, handing jobs to tiers |
+//! | `job.rs` | accounting for jobs: cascades, results, deadlines |
+//! | `reset.rs` | forgetting the primary tier under an engine that runs |
+//! | `breaker.rs`, `pressure.rs` | when a tier is switched off, when its stores are shed |
+//! | `figures.rs`, `histogram.rs` | what is counted |
 
+mod breaker;
 mod figures;
+mod histogram;
+mod job;
 mod lookup;
+mod pressure;
+mod request;
+mod reset;
 mod step;
+mod transfer;
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-pub use figures::{Event, EventKind, PrimaryFigures, Snapshot, TierFigures};
-
-use crate::index::{
-    Admission, Chain, Index, IndexError, Pin, PolicyKind, Requester, Slot, State, Token, Writer,
+pub use breaker::BreakerState;
+pub use figures::{
+    Direction, Event, EventKind, Moved, PrimaryFigures, Snapshot, TierFigures, TierSnapshot,
 };
+pub use histogram::{BUCKETS, Histogram};
+pub use request::{RequestOptions, TierMatcher};
+pub use transfer::PreparedStore;
+
+pub use crate::tier::RequestId;
+
+use crate::clock::Clock;
+use crate::index::{Admission, Index, IndexError, PolicyKind, Requester, Slot};
 use crate::key::{KeyBatch, KeyError};
+use crate::log_limit::{LogLimit, limited};
 use crate::region::Region;
 use crate::sync::Mutex;
-use crate::sync::atomic::AtomicBool;
-use crate::tier::{Chunks, JobId, Results, SecondaryTier, TierConfig, TierError};
+use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::tier::{
+    Fault, JobId, Locality, Medium, Offload, Results, SecondaryTier, TierConfig, TierError,
+    TierLimits,
+};
+use breaker::Breaker;
 use figures::Events;
-
-/// A number that the engine gives a request.
-pub type RequestId = u64;
+use job::Running;
+use lookup::{Promotion, Retrying};
+use pressure::Pressure;
+use request::Request;
 
 /// What a look-up answers for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +111,17 @@ pub enum ManagerError {
         /// What it said.
         source: TierError,
     },
+    /// A name that no tier has.
+    #[error("there is no tier {name:?}: the tiers are {known}")]
+    UnknownTier {
+        /// The name.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// More tiers than a mask has bits.
+    #[error("{0} tiers are too many: use {MAX_TIERS} at most")]
+    TooManyTiers(usize),
     /// Used after `shutdown`.
     #[error("this manager was shut down")]
     Closed,
@@ -85,19 +133,8 @@ impl From<KeyError> for ManagerError {
     }
 }
 
-/// What `prepare_store` reserved.
-#[derive(Debug, PartialEq, Eq)]
-pub struct PreparedStore {
-    /// Positions, in the batch, of the keys to write, ascending.
-    pub indices: Vec<u32>,
-    /// The slot of each.
-    pub slots: Vec<Slot>,
-    /// Keys that left the primary tier for it.
-    pub evicted: KeyBatch,
-}
-
 /// How a manager works.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct ManagerOptions {
     /// Bytes a key.
     pub key_bytes: usize,
@@ -107,6 +144,8 @@ pub struct ManagerOptions {
     pub store_threshold: u8,
     /// Whether events are kept for [`Manager::take_events`].
     pub events: bool,
+    /// What deadlines, breakers and back-pressure go by.
+    pub clock: Clock,
 }
 
 /// A secondary tier and its limits.
@@ -115,49 +154,39 @@ pub struct TierSlot {
     pub name: String,
     /// The tier.
     pub tier: Box<dyn SecondaryTier>,
-    /// After which a load counts as a miss.
-    pub load_deadline: Duration,
-    /// After which a store is given up.
-    pub store_deadline: Duration,
-    /// Bytes of stores under way above which new ones are shed.
-    pub max_queued_bytes: u64,
+    /// What it is granted.
+    pub limits: TierLimits,
 }
 
-/// What a job does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    Load,
-    Store,
+/// Tiers, by their bits.
+type TierMask = u64;
+
+/// The most tiers a manager can have.
+pub const MAX_TIERS: usize = TierMask::BITS as usize;
+
+/// A tier as the manager knows it; what changes is in [`TierState`].
+struct Tier {
+    name: String,
+    medium: Medium,
+    locality: Locality,
+    limits: TierLimits,
+    max_queued_bytes: u64,
+    inner: Box<dyn SecondaryTier>,
+    /// Ways in which it broke the contract since the last step; counted without the lock.
+    faults: [AtomicU32; Fault::ALL.len()],
+    log: LogLimit,
 }
 
-/// A job that a tier works on.
-struct Running {
-    tier: usize,
-    direction: Direction,
-    chunks: Arc<Chunks>,
-    deadline: Instant,
-    cancelled: Arc<AtomicBool>,
-    overdue: bool,
-}
-
-/// A promotion that the next `end_step` submits.
-struct Promotion {
-    tier: usize,
-    request: RequestId,
-    token: Token,
-}
-
-/// What a live request did, for when it ends.
-struct Request {
-    /// Keys that it loaded or stored, in order.
-    used: KeyBatch,
-    /// Its last chunk of each group: what the next one follows.
-    chain: Chain,
-    /// What `prepare_load` pinned for it and it has not given back, in order.
-    loading: Vec<Token>,
-    /// Keys of `prepare_store` that it has not completed.
-    open_stores: usize,
-    finished: bool,
+/// What the manager remembers of a tier.
+struct TierState {
+    figures: TierFigures,
+    breakers: [Breaker; 2],
+    pressure: Pressure,
+    /// Promotions queued for the end of the step.
+    promotions: usize,
+    /// Stores under way that nobody withdrew, oldest first, and their bytes.
+    stores: VecDeque<JobId>,
+    live_bytes: u64,
 }
 
 struct Inner {
@@ -169,9 +198,21 @@ struct Inner {
     next_job: JobId,
     /// No job that is not overdue ends earlier.
     next_deadline: Option<Instant>,
+    /// Since when requests are told to ask again.
+    retrying: HashMap<RequestId, Retrying>,
+    /// Requests that wait for a key to be written before a tier can get it.
+    parked: Vec<RequestId>,
+    /// Requests whose end the tiers have not been told.
+    ended: Vec<RequestId>,
+    /// Holders beyond the first of slots that are detached.
+    more_holders: HashMap<Slot, u32>,
+    /// Slots that the engine held when they were forgotten.
+    engine_held: Vec<Slot>,
+    /// Between `reset` and `reset_flushed`.
+    resetting: bool,
     events: Events,
     primary: PrimaryFigures,
-    tiers: Vec<TierFigures>,
+    tiers: Vec<TierState>,
     closed: bool,
 }
 
@@ -183,72 +224,44 @@ impl Inner {
         Ok(self)
     }
 
-    /// Which keys of a batch the admission threshold lets pass; all, without one.
-    fn offered(&self, keys: &KeyBatch) -> Offered {
-        let mut offered = Offered { admitted: Vec::with_capacity(keys.len()), absent: Vec::new() };
-        if self.admission.is_open() {
-            offered.admitted.extend(0..keys.len() as u32);
-            return offered;
+    /// Notes the new state of a breaker, if it is another.
+    fn breaker_is(&mut self, tier: usize, direction: Direction, state: Option<BreakerState>) {
+        let Some(state) = state else {
+            return;
+        };
+        if state == BreakerState::Open {
+            self.tiers[tier].moved(direction).breaker_opened += 1;
         }
-        self.index.find_batch(keys, |position, token| {
-            let mut admitted = true;
-            if token.is_none() {
-                let fingerprint = self.index.fingerprint_of(keys.get(position));
-                admitted = self.admission.admits(fingerprint);
-                offered.absent.push(fingerprint);
-            }
-            if admitted {
-                offered.admitted.push(position as u32);
-            }
-        });
-        offered
+        self.events.breaker(tier, direction, state);
     }
 
-    /// The state of a request, made at its first transfer.
-    fn request(&mut self, id: RequestId) -> &mut Request {
-        let key_bytes = self.index.key_bytes();
-        self.requests.entry(id).or_insert_with(|| Request {
-            used: KeyBatch::with_capacity(0, key_bytes),
-            chain: Chain::default(),
-            loading: Vec::new(),
-            open_stores: 0,
-            finished: false,
-        })
-    }
-
-    /// Ends a request that is finished and has nothing open: orders what it used.
-    fn end_if_done(&mut self, id: RequestId) {
-        if let Entry::Occupied(request) = self.requests.entry(id) {
-            let state = request.get();
-            if state.finished && state.loading.is_empty() && state.open_stores == 0 {
-                self.index.touch_batch(&request.remove().used, requester(id));
-            }
+    /// One holder lets go of a detached slot.
+    fn let_go(&mut self, slot: Slot) {
+        match self.more_holders.get_mut(&slot) {
+            Some(holders) if *holders > 1 => *holders -= 1,
+            Some(_) => drop(self.more_holders.remove(&slot)),
+            None => self.index.reclaim(slot),
         }
     }
 }
 
-impl Request {
-    fn remember<'k>(&mut self, keys: impl Iterator<Item = &'k [u8]>) {
-        for key in keys {
-            // Every key of an index has its length.
-            let _ = self.used.push(key);
+impl TierState {
+    fn moved(&mut self, direction: Direction) -> &mut Moved {
+        match direction {
+            Direction::Load => &mut self.figures.loads,
+            Direction::Store => &mut self.figures.stores,
         }
     }
-}
-
-/// What a threshold makes of a batch of keys.
-struct Offered {
-    /// Positions of keys that are resident or were offered often enough.
-    admitted: Vec<u32>,
-    /// Fingerprints of keys that are not resident; only kept with a threshold.
-    absent: Vec<u64>,
 }
 
 /// The orchestrator; see the module. Shared by reference between threads.
 pub struct Manager {
     region: Arc<Region>,
-    tiers: Vec<TierSlot>,
+    tiers: Vec<Tier>,
+    /// Tiers that get all chunks of every request.
+    request_level: TierMask,
     results: Arc<Results>,
+    clock: Clock,
     inner: Mutex<Inner>,
 }
 
@@ -256,14 +269,23 @@ impl Manager {
     /// A manager over the slots of `region`, with tiers behind it, fastest first.
     ///
     /// # Errors
-    /// [`IndexError`] for an impossible key length.
+    /// [`IndexError`] for an impossible key length, and more than [`MAX_TIERS`] tiers.
     pub fn new(
         region: Arc<Region>,
         options: &ManagerOptions,
         tiers: Vec<TierSlot>,
     ) -> Result<Self, ManagerError> {
+        if tiers.len() > MAX_TIERS {
+            return Err(ManagerError::TooManyTiers(tiers.len()));
+        }
         let index = Index::new(region.slots(), options.key_bytes, options.policy)?;
         let admission = Admission::new(options.store_threshold, region.slots() as usize);
+        let states = tiers.iter().map(|slot| TierState::new(&slot.limits)).collect();
+        let half = region.bytes() as u64 / 2;
+        let tiers: Vec<Tier> = tiers.into_iter().map(|slot| Tier::new(slot, half)).collect();
+        let request_level = (0..tiers.len())
+            .filter(|&number| tiers[number].limits.offload == Offload::Request)
+            .fold(0, |mask, number| mask | 1 << number);
         Ok(Self {
             inner: Mutex::new(Inner {
                 index,
@@ -273,18 +295,26 @@ impl Manager {
                 jobs: HashMap::new(),
                 next_job: 0,
                 next_deadline: None,
+                retrying: HashMap::new(),
+                parked: Vec::new(),
+                ended: Vec::new(),
+                more_holders: HashMap::new(),
+                engine_held: Vec::new(),
+                resetting: false,
                 events: Events::new(options.events),
                 primary: PrimaryFigures::default(),
-                tiers: vec![TierFigures::default(); tiers.len()],
+                tiers: states,
                 closed: false,
             }),
             region,
             tiers,
-            results: Arc::default(),
+            request_level,
+            results: Arc::new(Results::new(options.clock.clone())),
+            clock: options.clock.clone(),
         })
     }
 
-    /// Opens the tiers of `configs`, then makes the manager.
+    /// Has the tiers of `configs` opened by `open`, then makes the manager.
     ///
     /// # Errors
     /// The first tier that could not be opened; those opened before it are closed again.
@@ -292,25 +322,18 @@ impl Manager {
         region: Arc<Region>,
         options: &ManagerOptions,
         configs: &[TierConfig],
-        namespace: &str,
+        mut open: impl FnMut(usize, &TierConfig) -> Result<Box<dyn SecondaryTier>, TierError>,
     ) -> Result<Self, ManagerError> {
-        let key_bytes = options.key_bytes;
-        crate::key::check_key_bytes(key_bytes)?;
-        let mut tiers = Vec::with_capacity(configs.len());
-        for config in configs {
-            match config.open(region.slot_bytes(), key_bytes, namespace) {
-                Ok(tier) => tiers.push(TierSlot {
-                    name: config.name.clone(),
-                    tier,
-                    load_deadline: config.load_deadline,
-                    store_deadline: config.store_deadline,
-                    max_queued_bytes: config.max_queued_bytes.unwrap_or(region.bytes() as u64 / 2),
-                }),
+        crate::key::check_key_bytes(options.key_bytes)?;
+        let mut tiers: Vec<TierSlot> = Vec::with_capacity(configs.len());
+        for (position, config) in configs.iter().enumerate() {
+            let (name, limits) = (config.name.clone(), config.limits.clone());
+            match open(position, config) {
+                Ok(tier) => tiers.push(TierSlot { name, tier, limits }),
                 Err(source) => {
                     for slot in &tiers {
                         slot.tier.shutdown();
                     }
-                    let name = config.name.clone();
                     return Err(ManagerError::Tier { name, source });
                 }
             }
@@ -328,165 +351,6 @@ impl Manager {
         self.inner.lock().index.key_bytes()
     }
 
-    /// Pins every key and gives its slot, in order; all or none.
-    ///
-    /// # Errors
-    /// [`IndexError`] naming the key that is absent, not ready, or given twice.
-    pub fn prepare_load(
-        &self,
-        request: RequestId,
-        keys: &KeyBatch,
-    ) -> Result<Vec<Slot>, ManagerError> {
-        let mut inner = self.inner.lock();
-        let inner = inner.open()?;
-        let tokens = inner.index.find_all(keys)?;
-        for (pinned, &token) in tokens.iter().enumerate() {
-            if let Err(error) = inner.index.pin(token, Pin::Load) {
-                for &token in &tokens[..pinned] {
-                    // Pinned just above, under this lock.
-                    let _ = inner.index.unpin(token, Pin::Load);
-                }
-                return Err(error.into());
-            }
-        }
-        for &token in tokens.iter().rev() {
-            inner.index.touch(token, requester(request));
-        }
-        if !tokens.is_empty() {
-            let state = inner.request(request);
-            state.remember(keys.iter());
-            state.loading.extend_from_slice(&tokens);
-            let mut chain = std::mem::take(&mut state.chain);
-            keys.iter().zip(&tokens).for_each(|(key, &token)| chain.follow(key, token));
-            chain.keep(&inner.index);
-            inner.request(request).chain = chain;
-        }
-        Ok(tokens.iter().map(|&token| inner.index.slot(token)).collect())
-    }
-
-    /// Gives the pins of `prepare_load` back; all or none.
-    ///
-    /// # Errors
-    /// [`IndexError`] naming the key that has no pin of this request to give back.
-    pub fn complete_load(&self, request: RequestId, keys: &KeyBatch) -> Result<(), ManagerError> {
-        let mut inner = self.inner.lock();
-        let inner = inner.open()?;
-        if keys.is_empty() {
-            return Ok(());
-        }
-        let Some(state) = inner.requests.get_mut(&request) else {
-            return Err(IndexError::NotPinned(keys.get(0).into()).into());
-        };
-        let tokens = given_back(&mut inner.index, &state.loading, keys)?;
-        if state.loading.starts_with(&tokens) {
-            state.loading.drain(..tokens.len());
-        } else {
-            // Marked by this call, which named each once: one pin of each comes back.
-            let mut left: HashSet<Token> = tokens.iter().copied().collect();
-            state.loading.retain(|token| !left.remove(token));
-        }
-        for &token in tokens.iter().rev() {
-            inner.index.unpin(token, Pin::Load)?;
-        }
-        inner.primary.loaded_chunks += tokens.len() as u64;
-        inner.end_if_done(request);
-        Ok(())
-    }
-
-    /// Drops known keys, evicts what is needed and reserves a slot for every other key. `None`,
-    /// and nothing changed, when the room cannot be made now. Keys of the call are not evicted.
-    ///
-    /// # Errors
-    /// [`IndexError::Duplicate`].
-    pub fn prepare_store(
-        &self,
-        request: RequestId,
-        keys: &KeyBatch,
-    ) -> Result<Option<PreparedStore>, ManagerError> {
-        let mut inner = self.inner.lock();
-        let inner = inner.open()?;
-        // Pins that came back may make the room.
-        self.apply_results(inner);
-        let offered = inner.offered(keys);
-        inner.index.begin_call();
-        let numbered = offered.admitted.iter().map(|&at| (at, keys.get(at as usize)));
-        let mut chain = match inner.requests.get_mut(&request) {
-            Some(state) => std::mem::take(&mut state.chain),
-            None => Chain::default(),
-        };
-        let reserved = inner.index.reserve(numbered, Writer::Store, requester(request), &mut chain);
-        if let Some(state) = inner.requests.get_mut(&request) {
-            state.chain = chain.clone();
-        }
-        let Some(reserved) = reserved? else {
-            inner.primary.stores_refused += 1;
-            return Ok(None);
-        };
-        for &fingerprint in &offered.absent {
-            inner.admission.offer(fingerprint);
-        }
-        inner.primary.not_admitted += (keys.len() - offered.admitted.len()) as u64;
-        inner.primary.evictions += reserved.evicted.len() as u64;
-        inner.events.push(EventKind::Removed, None, reserved.evicted.iter());
-        if !reserved.indices.is_empty() {
-            let state = inner.request(request);
-            state.remember(reserved.indices.iter().map(|&at| keys.get(at as usize)));
-            state.open_stores += reserved.indices.len();
-            state.chain = chain;
-        }
-        Ok(Some(PreparedStore {
-            indices: reserved.indices,
-            slots: reserved.slots,
-            evicted: reserved.evicted,
-        }))
-    }
-
-    /// Makes prepared keys ready and cascades them to every tier; with `ok` false, drops them.
-    ///
-    /// # Errors
-    /// [`IndexError`] naming the key that this request is not storing, or that was given twice.
-    pub fn complete_store(
-        &self,
-        request: RequestId,
-        keys: &KeyBatch,
-        ok: bool,
-    ) -> Result<(), ManagerError> {
-        let jobs = {
-            let mut inner = self.inner.lock();
-            let inner = inner.open()?;
-            let tokens = inner.index.find_all(keys)?;
-            let open = inner.requests.get(&request).map_or(0, |request| request.open_stores);
-            for (position, &token) in tokens.iter().enumerate() {
-                let storing = inner.index.state(token) == State::Writing(Writer::Store);
-                if position >= open || !storing {
-                    return Err(IndexError::NotPrepared(inner.index.key(token).into()).into());
-                }
-            }
-            if tokens.is_empty() {
-                return Ok(());
-            }
-            inner.request(request).open_stores -= tokens.len();
-            for &token in tokens.iter().rev() {
-                if ok {
-                    inner.index.commit(token);
-                } else {
-                    inner.index.abort(token);
-                }
-            }
-            let jobs = if ok {
-                inner.primary.stored_chunks += tokens.len() as u64;
-                inner.events.push(EventKind::Stored, None, keys.iter());
-                self.cascade(inner, keys, tokens)
-            } else {
-                Vec::new()
-            };
-            inner.end_if_done(request);
-            jobs
-        };
-        self.submit(jobs);
-        Ok(())
-    }
-
     /// Marks keys as used, here and in the tiers, the first one most recently. Keys that are
     /// nowhere are passed over.
     ///
@@ -497,32 +361,17 @@ impl Manager {
             let mut inner = self.inner.lock();
             let inner = inner.open()?;
             inner.index.touch_batch(keys, requester(request));
-            if let Some(state) = inner.requests.get_mut(&request)
-                && state.used.len() < keys.len()
-            {
-                // A request's prefix grows: the longer one takes the shorter one in.
-                state.used.clone_from(keys);
+            if let Some(state) = inner.requests.get_mut(&request) {
+                state.extend_used(keys);
             }
         }
-        self.tiers.iter().for_each(|slot| slot.tier.touch(keys));
-        Ok(())
-    }
-
-    /// Ends a request: what it used is ordered leaf-first. A request that is not known is fine.
-    ///
-    /// # Errors
-    /// [`ManagerError::Closed`].
-    pub fn request_finished(&self, request: RequestId) -> Result<(), ManagerError> {
-        let mut inner = self.inner.lock();
-        let inner = inner.open()?;
-        if let Some(state) = inner.requests.get_mut(&request) {
-            state.finished = true;
-            inner.end_if_done(request);
+        for number in 0..self.tiers.len() {
+            self.call(number, "touch", |tier| tier.touch(keys));
         }
         Ok(())
     }
 
-    /// What was stored and removed since the last call.
+    /// What was stored and removed, and how breakers changed, since the last call.
     ///
     /// # Errors
     /// [`ManagerError::Closed`].
@@ -538,29 +387,29 @@ impl Manager {
 
     /// All figures at one moment.
     pub fn stats(&self) -> Snapshot {
-        let (mut primary, mut tiers, occupancy, requests) = {
+        let (mut primary, mut figures, occupancy) = {
             let inner = self.inner.lock();
-            let requests = inner.requests.len();
-            (inner.primary, inner.tiers.clone(), inner.index.occupancy(), requests)
+            let mut primary = inner.primary;
+            primary.requests = inner.requests.len() as u64;
+            let figures: Vec<TierFigures> =
+                inner.tiers.iter().map(TierState::current_figures).collect();
+            (primary, figures, inner.index.occupancy())
         };
         primary.slots = u64::from(self.region.slots());
         primary.ready = occupancy.ready as u64;
         primary.writing = occupancy.writing as u64;
         primary.pinned = occupancy.pinned as u64;
         primary.detached = occupancy.detached as u64;
-        primary.requests = requests as u64;
-        for (figures, slot) in tiers.iter_mut().zip(&self.tiers) {
-            figures.usage = slot.tier.usage();
+        for (number, figures) in figures.iter_mut().enumerate() {
+            figures.usage = self.call(number, "usage", |tier| tier.usage()).unwrap_or_default();
         }
-        Snapshot {
-            primary,
-            tiers: self
-                .tiers
-                .iter()
-                .zip(tiers)
-                .map(|(slot, figures)| (slot.name.clone(), slot.tier.medium(), figures))
-                .collect(),
-        }
+        let tiers = self.tiers.iter().zip(figures).map(|(tier, figures)| TierSnapshot {
+            name: tier.name.clone(),
+            medium: tier.medium,
+            locality: tier.locality,
+            figures,
+        });
+        Snapshot { primary, tiers: tiers.collect() }
     }
 
     /// Walks every invariant.
@@ -570,45 +419,73 @@ impl Manager {
     pub fn validate(&self) -> Result<(), String> {
         let inner = self.inner.lock();
         inner.index.validate()?;
-        let promoting: usize = inner
-            .jobs
-            .values()
-            .filter(|job| job.direction == Direction::Load && job.overdue)
-            .map(|job| job.chunks.len())
-            .sum();
-        let detached = inner.index.occupancy().detached;
-        if promoting != detached {
-            return Err(format!("{detached} slots detached, late jobs hold {promoting}"));
-        }
-        Ok(())
+        inner.check_holders()?;
+        inner.check_queues(self.region.slot_bytes() as u64)
+    }
+
+    /// Calls into a tier, without the lock. A panic is caught and counted: `None`.
+    fn call<T>(
+        &self,
+        number: usize,
+        what: &'static str,
+        call: impl FnOnce(&dyn SecondaryTier) -> T,
+    ) -> Option<T> {
+        self.tiers[number].call(what, call)
     }
 }
 
-/// The entries of keys that a request gives back, each marked; an error if it does not hold one.
-fn given_back(
-    index: &mut Index,
-    loading: &[Token],
-    keys: &KeyBatch,
-) -> Result<Vec<Token>, IndexError> {
-    // As a rule they come back as they were taken, and then no key has to be looked up.
-    let taken = keys.iter().zip(loading).all(|(key, &token)| index.key(token) == key);
-    if !taken || keys.len() > loading.len() {
-        let tokens = index.find_all(keys)?;
-        let held: HashSet<Token> = loading.iter().copied().collect();
-        let foreign = tokens.iter().zip(keys).find(|(token, _)| !held.contains(token));
-        return match foreign {
-            Some((_, key)) => Err(IndexError::NotPinned(key.into())),
-            None => Ok(tokens),
-        };
-    }
-    index.begin_call();
-    let tokens = &loading[..keys.len()];
-    for (&token, key) in tokens.iter().zip(keys) {
-        if !index.mark(token) {
-            return Err(IndexError::Duplicate(key.into()));
+impl Tier {
+    fn new(slot: TierSlot, half_of_region: u64) -> Self {
+        let TierSlot { name, tier, limits } = slot;
+        Self {
+            medium: tier.medium(),
+            locality: tier.locality(),
+            max_queued_bytes: limits.max_queued_bytes.unwrap_or(half_of_region),
+            name,
+            limits,
+            inner: tier,
+            faults: Default::default(),
+            log: LogLimit::default(),
         }
     }
-    Ok(tokens.to_vec())
+
+    fn call<T>(&self, what: &'static str, call: impl FnOnce(&dyn SecondaryTier) -> T) -> Option<T> {
+        use std::panic::{AssertUnwindSafe, catch_unwind};
+        let answer = catch_unwind(AssertUnwindSafe(|| call(&*self.inner)));
+        if answer.is_err() {
+            self.note(Fault::Raised);
+            limited!(self.log, error, "tier {:?} panicked in {what}", self.name);
+        }
+        answer.ok()
+    }
+
+    /// Notes a fault; the next step counts it.
+    fn note(&self, fault: Fault) {
+        self.faults[fault as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl TierState {
+    fn new(limits: &TierLimits) -> Self {
+        Self {
+            figures: TierFigures::default(),
+            breakers: [Breaker::new(limits), Breaker::new(limits)],
+            pressure: Pressure::new(limits.high_water, limits.low_water),
+            promotions: 0,
+            stores: VecDeque::new(),
+            live_bytes: 0,
+        }
+    }
+
+    /// The counters, with what is not counted but is so.
+    fn current_figures(&self) -> TierFigures {
+        let mut figures = self.figures.clone();
+        figures.loads.breaker = self.breakers[Direction::Load as usize].state();
+        figures.stores.breaker = self.breakers[Direction::Store as usize].state();
+        figures.store_seconds_per_mib = self.pressure.seconds_per_mib();
+        figures.under_pressure = self.pressure.is_under();
+        figures
+    }
 }
 
 /// A request as the index knows it: never [`ANYONE`](crate::index::ANYONE). Two requests that

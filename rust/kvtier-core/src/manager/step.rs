@@ -1,24 +1,40 @@
-//! The part of the manager that deals with jobs: cascades, steps, deadlines, the end.
+//! The end of a step, waiting for jobs, shutdown, and handing jobs to tiers.
 
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::figures::EventKind;
-use super::{Direction, Inner, Manager, ManagerError, Promotion, RequestId, Running};
-use crate::index::{Pin, Token};
+use super::figures::{Direction, EventKind};
+use super::lookup::Promotion;
+use super::{Inner, Manager, ManagerError, RequestId};
+use crate::index::Token;
 use crate::key::KeyBatch;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::tier::{Chunks, JobId, JobResult, LoadJob, Outcome, StoreJob};
+use crate::tier::{Chunks, JobId, JobParts, LoadJob, News, StoreJob};
 
 /// A job that is accounted for and waits to be handed to its tier, without the lock.
 pub(super) struct Ready {
-    id: JobId,
-    tier: usize,
-    direction: Direction,
-    chunks: Arc<Chunks>,
-    cancelled: Arc<AtomicBool>,
+    pub(super) id: JobId,
+    pub(super) request: RequestId,
+    pub(super) tier: usize,
+    pub(super) direction: Direction,
+    pub(super) chunks: Arc<Chunks>,
+    pub(super) cancelled: Arc<AtomicBool>,
+}
+
+/// What the tiers are told when the lock is released.
+#[derive(Default)]
+pub(super) struct Outgoing {
+    pub(super) jobs: Vec<Ready>,
+    /// Requests that ended; no job of theirs comes after `jobs`.
+    pub(super) ended: Vec<RequestId>,
+}
+
+impl Outgoing {
+    fn append(&mut self, other: Self) {
+        self.jobs.extend(other.jobs);
+        self.ended.extend(other.ended);
+    }
 }
 
 impl Manager {
@@ -28,14 +44,31 @@ impl Manager {
     /// # Errors
     /// [`ManagerError::Closed`].
     pub fn end_step(&self) -> Result<(), ManagerError> {
-        let jobs = {
+        let mut removed = Vec::new();
+        for (number, tier) in self.tiers.iter().enumerate() {
+            let mut news = News::default();
+            self.call(number, "end_step", |tier| tier.end_step(&mut news));
+            news.faults.iter().for_each(|&fault| tier.note(fault));
+            if !news.removed.is_empty() {
+                removed.push((number, news.removed));
+            }
+        }
+        let outgoing = {
             let mut inner = self.inner.lock();
             let inner = inner.open()?;
+            for (number, keys) in &removed {
+                inner.tiers[*number].figures.evictions += keys.len() as u64;
+                let keys = keys.iter().map(AsRef::as_ref);
+                inner.events.push(EventKind::Removed, Some(*number), keys);
+            }
             self.apply_results(inner);
-            apply_deadlines(inner, Instant::now());
-            self.flush_promotions(inner)
+            self.apply_deadlines(inner);
+            let mut outgoing = self.flush_parked(inner);
+            outgoing.append(self.flush_promotions(inner));
+            outgoing.ended.append(&mut inner.ended);
+            outgoing
         };
-        self.submit(jobs);
+        self.send(outgoing);
         Ok(())
     }
 
@@ -54,76 +87,39 @@ impl Manager {
         Ok(self.results.wait_until(deadline))
     }
 
-    /// Whether a promotion is queued or a job under way.
+    /// Whether the next `end_step` has something to submit, or a job is under way.
     ///
     /// # Errors
     /// [`ManagerError::Closed`].
     pub fn is_busy(&self) -> Result<bool, ManagerError> {
         let mut inner = self.inner.lock();
         let inner = inner.open()?;
-        Ok(!inner.promotions.is_empty() || !inner.jobs.is_empty())
+        let promotes = !inner.promotions.is_empty() && !inner.resetting;
+        Ok(promotes || !inner.jobs.is_empty())
     }
 
     /// Drops what is queued, waits for workers that touch a slot, closes the tiers. Every tier is
-    /// attempted, whatever another one does. Idempotent.
+    /// attempted, whatever another one does; the region goes with its last user. Idempotent.
     pub fn shutdown(&self) {
         {
             let mut inner = self.inner.lock();
             if std::mem::replace(&mut inner.closed, true) {
                 return;
             }
-            for promotion in std::mem::take(&mut inner.promotions) {
-                inner.index.abort(promotion.token);
-            }
+            inner.drop_promotions();
             inner.jobs.values().for_each(|job| job.cancelled.store(true, Ordering::Relaxed));
         }
-        for slot in &self.tiers {
-            if catch_unwind(AssertUnwindSafe(|| slot.tier.shutdown())).is_err() {
-                log::error!("tier {:?} panicked while it was shut down", slot.name);
-            }
+        for number in 0..self.tiers.len() {
+            self.call(number, "shutdown", |tier| tier.shutdown());
         }
         self.apply_results(&mut self.inner.lock());
     }
 
-    /// Pins the chunks once a tier and makes one store job a tier. A tier with too much under
-    /// way is passed over.
-    pub(super) fn cascade(
-        &self,
-        inner: &mut Inner,
-        keys: &KeyBatch,
-        tokens: Vec<Token>,
-    ) -> Vec<Ready> {
-        if self.tiers.is_empty() || tokens.is_empty() {
-            return Vec::new();
-        }
-        let bytes = (tokens.len() * self.region.slot_bytes()) as u64;
-        let slots = tokens.iter().map(|&token| inner.index.slot(token)).collect();
-        let chunks = Arc::new(Chunks::new(keys.clone(), tokens, slots));
-        let mut jobs = Vec::with_capacity(self.tiers.len());
-        for (number, slot) in self.tiers.iter().enumerate() {
-            let figures = &mut inner.tiers[number];
-            // An idle tier takes a batch of any size, or a large one would never be stored.
-            if figures.queued_bytes > 0 && figures.queued_bytes + bytes > slot.max_queued_bytes {
-                figures.sheds += chunks.len() as u64;
-                continue;
-            }
-            figures.queued_bytes += bytes;
-            for &token in &chunks.tokens {
-                // Cannot fail: it was committed under this lock, and there are fewer tiers than
-                // a counter holds.
-                let pinned = inner.index.pin(token, Pin::Job);
-                debug_assert!(pinned.is_ok(), "{pinned:?}");
-            }
-            let deadline = Instant::now() + slot.store_deadline;
-            jobs.push(inner.start(number, Direction::Store, Arc::clone(&chunks), deadline));
-        }
-        jobs
-    }
-
     /// Makes one load job for each (tier, request) that has promotions queued.
-    fn flush_promotions(&self, inner: &mut Inner) -> Vec<Ready> {
-        if inner.promotions.is_empty() {
-            return Vec::new();
+    fn flush_promotions(&self, inner: &mut Inner) -> Outgoing {
+        let mut outgoing = Outgoing::default();
+        if inner.promotions.is_empty() || inner.resetting {
+            return outgoing;
         }
         let mut order: Vec<(usize, RequestId)> = Vec::new();
         let mut groups: HashMap<(usize, RequestId), Vec<Token>> = HashMap::new();
@@ -134,9 +130,10 @@ impl Manager {
             });
             group.push(token);
         }
-        let mut jobs = Vec::with_capacity(order.len());
+        let now = self.clock.now();
         for (tier, request) in order {
             let tokens = groups.remove(&(tier, request)).unwrap_or_default();
+            inner.tiers[tier].promotions -= tokens.len();
             let mut keys = KeyBatch::with_capacity(tokens.len(), inner.index.key_bytes());
             for &token in &tokens {
                 // A key of the index has the length of every other.
@@ -144,151 +141,64 @@ impl Manager {
             }
             let slots = tokens.iter().map(|&token| inner.index.slot(token)).collect();
             let chunks = Arc::new(Chunks::new(keys, tokens, slots));
-            let deadline = Instant::now() + self.tiers[tier].load_deadline;
-            jobs.push(inner.start(tier, Direction::Load, chunks, deadline));
+            let deadline = now + self.tiers[tier].limits.load_deadline;
+            let place = (tier, Direction::Load);
+            outgoing.jobs.push(inner.start(place, request, chunks, (now, deadline)));
         }
-        jobs
+        outgoing
     }
 
-    /// Hands jobs to their tiers; called without the lock. A tier that panics loses the job,
-    /// which then reports itself as lost.
-    pub(super) fn submit(&self, jobs: Vec<Ready>) {
-        for job in jobs {
-            let tier = &self.tiers[job.tier].tier;
+    /// Offers what was still being written when a request offered it.
+    fn flush_parked(&self, inner: &mut Inner) -> Outgoing {
+        let mut outgoing = Outgoing::default();
+        for request in std::mem::take(&mut inner.parked) {
+            let Some(state) = inner.requests.get_mut(&request) else {
+                continue;
+            };
+            let tiers = state.gets_all;
+            let empty = KeyBatch::empty(state.parked.key_bytes());
+            let parked = std::mem::replace(&mut state.parked, empty);
+            outgoing.append(self.offer_resident(inner, request, &parked, tiers));
+            inner.end_if_done(request);
+        }
+        outgoing
+    }
+
+    /// Hands jobs to their tiers and tells them of ended requests; called without the lock. A
+    /// tier that panics loses the job, which then reports itself as lost.
+    pub(super) fn send(&self, outgoing: Outgoing) {
+        for Ready { id, request, tier, direction, chunks, cancelled } in outgoing.jobs {
             let region = Arc::clone(&self.region);
             let results = Arc::clone(&self.results);
-            let handed = catch_unwind(AssertUnwindSafe(|| match job.direction {
-                // SAFETY: `cascade` pinned the slots, and the pins come back with the result.
-                Direction::Store => tier.submit_store(unsafe {
-                    StoreJob::new(job.id, job.chunks, region, results, job.cancelled)
-                }),
-                // SAFETY: the slots are in state writing for this job alone, or detached if it is
-                // late, until `apply_results` took its result. Reserved slots are distinct.
-                Direction::Load => tier.submit_load(unsafe {
-                    LoadJob::new(job.id, job.chunks, region, results, job.cancelled)
-                }),
-            }));
-            if handed.is_err() {
-                log::error!("tier {:?} panicked while it took a job", self.tiers[job.tier].name);
-            }
-        }
-    }
-
-    /// Takes the results that have arrived.
-    pub(super) fn apply_results(&self, inner: &mut Inner) {
-        for result in self.results.take() {
-            if let Some(job) = inner.jobs.remove(&result.job) {
-                inner.tiers[job.tier].in_flight -= 1;
-                match job.direction {
-                    Direction::Store => self.apply_store(inner, &job, &result),
-                    Direction::Load => apply_load(inner, &job, &result),
+            let parts = JobParts { id, request, chunks, region, results, cancelled };
+            match direction {
+                Direction::Store => {
+                    // SAFETY: `cascade` pinned the slots, and the pins come back with the result.
+                    let job = unsafe { StoreJob::new(parts) };
+                    self.call(tier, "submit_store", |tier| tier.submit_store(job));
+                }
+                Direction::Load => {
+                    // SAFETY: the slots are in state writing for this job alone, or detached,
+                    // until `apply_results` took its result. Reserved slots are distinct.
+                    let job = unsafe { LoadJob::new(parts) };
+                    self.call(tier, "submit_load", |tier| tier.submit_load(job));
                 }
             }
         }
-    }
-
-    fn apply_store(&self, inner: &mut Inner, job: &Running, result: &JobResult) {
-        for &token in job.chunks.tokens.iter().rev() {
-            let unpinned = inner.index.unpin(token, Pin::Job);
-            debug_assert!(unpinned.is_ok(), "{unpinned:?}");
+        for request in outgoing.ended {
+            for number in 0..self.tiers.len() {
+                self.call(number, "finish_request", |tier| tier.finish_request(request));
+            }
         }
-        let figures = &mut inner.tiers[job.tier];
-        figures.queued_bytes -= (job.chunks.len() * self.region.slot_bytes()) as u64;
-        figures.stores += count(&result.outcomes, &mut figures.store_failures);
-        figures.store_bytes += result.bytes;
-        figures.store_seconds += result.busy.as_secs_f64();
-        figures.evictions += result.evicted.len() as u64;
-        let tier = Some(job.tier);
-        inner.events.push(EventKind::Removed, tier, result.evicted.iter());
-        inner.events.push(EventKind::Stored, tier, moved(job, result));
     }
 }
 
 impl Inner {
-    /// Accounts for a job.
-    fn start(
-        &mut self,
-        tier: usize,
-        direction: Direction,
-        chunks: Arc<Chunks>,
-        deadline: Instant,
-    ) -> Ready {
-        let id = self.next_job;
-        self.next_job += 1;
-        let cancelled = Arc::new(AtomicBool::new(false));
-        self.tiers[tier].in_flight += 1;
-        self.next_deadline = Some(self.next_deadline.map_or(deadline, |next| next.min(deadline)));
-        self.jobs.insert(
-            id,
-            Running {
-                tier,
-                direction,
-                chunks: Arc::clone(&chunks),
-                deadline,
-                cancelled: Arc::clone(&cancelled),
-                overdue: false,
-            },
-        );
-        Ready { id, tier, direction, chunks, cancelled }
-    }
-}
-
-fn apply_load(inner: &mut Inner, job: &Running, result: &JobResult) {
-    if job.overdue {
-        // The keys became misses at the deadline; now nobody writes the slots any more.
-        job.chunks.slots.iter().for_each(|&slot| inner.index.reclaim(slot));
-    } else {
-        for (&token, outcome) in job.chunks.tokens.iter().zip(&result.outcomes).rev() {
-            match outcome {
-                Ok(()) => inner.index.commit(token),
-                Err(_) => inner.index.abort(token),
-            }
-        }
-        inner.events.push(EventKind::Stored, None, moved(job, result));
-    }
-    let figures = &mut inner.tiers[job.tier];
-    figures.loads += count(&result.outcomes, &mut figures.load_failures);
-    figures.load_bytes += result.bytes;
-    figures.load_seconds += result.busy.as_secs_f64();
-}
-
-/// Turns late loads into misses, and stops what late jobs have not begun.
-fn apply_deadlines(inner: &mut Inner, now: Instant) {
-    if inner.next_deadline.is_none_or(|next| now < next) {
-        return;
-    }
-    inner.next_deadline = None;
-    for job in inner.jobs.values_mut().filter(|job| !job.overdue) {
-        if now < job.deadline {
-            let next = inner.next_deadline.map_or(job.deadline, |next| next.min(job.deadline));
-            inner.next_deadline = Some(next);
-            continue;
-        }
-        job.overdue = true;
-        job.cancelled.store(true, Ordering::Relaxed);
-        inner.tiers[job.tier].overdue += 1;
-        if job.direction == Direction::Load {
-            for &token in &job.chunks.tokens {
-                inner.index.detach(token);
-            }
+    /// Gives the slots of queued promotions back: no job touches them yet.
+    pub(super) fn drop_promotions(&mut self) {
+        for promotion in std::mem::take(&mut self.promotions) {
+            self.tiers[promotion.tier].promotions -= 1;
+            self.index.abort(promotion.token);
         }
     }
-}
-
-/// Counts what went well; adds what did not to its cause.
-fn count(outcomes: &[Outcome], failures: &mut [u64]) -> u64 {
-    let mut good = 0;
-    for outcome in outcomes {
-        match outcome {
-            Ok(()) => good += 1,
-            Err(failure) => failures[*failure as usize] += 1,
-        }
-    }
-    good
-}
-
-/// The keys of a job that were moved.
-fn moved<'a>(job: &'a Running, result: &'a JobResult) -> impl Iterator<Item = &'a [u8]> {
-    let done = job.chunks.keys.iter().zip(&result.outcomes);
-    done.filter(|(_, outcome)| outcome.is_ok()).map(|(key, _)| key)
 }

@@ -2,12 +2,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
+use crate::index::State;
 use crate::region::RegionKind;
 use crate::tier::{Failure, LoadJob, Medium, MemoryStore, Presence, StoreJob, StoreTier, Usage};
 
 const SLOTS: u32 = 4;
-const OPTIONS: ManagerOptions =
-    ManagerOptions { key_bytes: 8, policy: PolicyKind::Lru, store_threshold: 1, events: true };
+
+fn options() -> ManagerOptions {
+    ManagerOptions {
+        key_bytes: 8,
+        policy: PolicyKind::Lru,
+        store_threshold: 1,
+        events: true,
+        clock: Clock::system(),
+    }
+}
 
 /// A tier that says it has everything and keeps its jobs until a test takes them.
 #[derive(Default)]
@@ -21,7 +30,7 @@ impl SecondaryTier for Arc<HeldTier> {
     fn medium(&self) -> Medium {
         Medium::Memory
     }
-    fn lookup(&self, _: &KeyBatch, _: &[u32], presence: &mut [Presence]) {
+    fn lookup(&self, _: RequestId, _: &KeyBatch, _: &[u32], presence: &mut [Presence]) {
         presence.fill(if self.has { Presence::Hit } else { Presence::Miss });
     }
     fn submit_store(&self, job: StoreJob) {
@@ -49,15 +58,18 @@ fn slot(name: &str, tier: Box<dyn SecondaryTier>) -> TierSlot {
     TierSlot {
         name: name.into(),
         tier,
-        load_deadline: Duration::from_secs(60),
-        store_deadline: Duration::from_secs(60),
-        max_queued_bytes: u64::MAX,
+        limits: TierLimits {
+            load_deadline: Duration::from_secs(60),
+            store_deadline: Duration::from_secs(60),
+            max_queued_bytes: Some(u64::MAX),
+            ..TierLimits::default()
+        },
     }
 }
 
 fn manager(tiers: Vec<TierSlot>) -> Manager {
     let region = Region::new(SLOTS, 4096, RegionKind::Anonymous).expect("small");
-    Manager::new(region, &OPTIONS, tiers).expect("good key length")
+    Manager::new(region, &options(), tiers).expect("good key length")
 }
 
 fn memory_tier(chunks: u64) -> Box<dyn SecondaryTier> {
@@ -118,7 +130,7 @@ fn evicted_chunks_come_back_from_a_tier_with_their_bytes() {
     assert!(unsafe { manager.region().slot(slots[0]) }.iter().all(|&byte| byte == 3));
     manager.complete_load(2, &keys(&[3])).expect("pinned");
     let stats = manager.stats();
-    assert_eq!((stats.tiers[0].2.stores, stats.tiers[0].2.loads), (6, 1));
+    assert_eq!((stats.tiers[0].figures.stores.chunks, stats.tiers[0].figures.loads.chunks), (6, 1));
     assert_eq!(stats.primary.pinned, 0);
 }
 
@@ -131,7 +143,7 @@ fn a_prefix_lookup_promotes_nothing_behind_the_first_miss() {
     settle(&manager);
     let answers = manager.lookup(2, &keys(&[1, 2, 9, 3]), true).expect("open");
     assert_eq!(answers, [Lookup::HitPending, Lookup::HitPending]);
-    assert_eq!(manager.stats().tiers[0].2.hits, 2);
+    assert_eq!(manager.stats().tiers[0].figures.hits, 2);
 }
 
 #[test]
@@ -165,7 +177,7 @@ fn one_load_job_a_tier_and_request() {
     look(&manager, &[4]);
     assert!(tier.loads.lock().is_empty(), "nothing before the end of the step");
     manager.end_step().expect("open");
-    let sizes: Vec<usize> = tier.loads.lock().iter().map(LoadJob::len).collect();
+    let sizes: Vec<usize> = tier.loads.lock().iter().map(|job| job.len()).collect();
     assert_eq!(sizes, [3, 1]);
 }
 
@@ -190,7 +202,7 @@ fn a_promotion_keeps_what_arrived_and_a_wrong_checksum_is_a_miss() {
         inner.index.find(&[number; 8]).map(|token| inner.index.state(token))
     };
     assert_eq!((state(1), state(2), state(3)), (Some(State::Ready), None, None));
-    let failures = manager.stats().tiers[0].2.load_failures;
+    let failures = manager.stats().tiers[0].figures.loads.failures;
     assert_eq!(failures[Failure::Corrupt as usize], 1);
     assert_eq!(failures[Failure::Lost as usize], 1, "never reported");
 }
@@ -199,14 +211,14 @@ fn a_promotion_keeps_what_arrived_and_a_wrong_checksum_is_a_miss() {
 fn a_late_load_is_a_miss_at_once_and_its_slot_comes_back_later() {
     let tier = held(true);
     let mut held = slot("held", Box::new(Arc::clone(&tier)));
-    held.load_deadline = Duration::ZERO;
+    held.limits.load_deadline = Duration::ZERO;
     let manager = manager(vec![held]);
     look(&manager, &[1, 2, 3, 4]);
     manager.end_step().expect("open");
     manager.end_step().expect("open");
     manager.validate().expect("invariants hold");
     assert_eq!(manager.stats().primary.detached, 4);
-    assert_eq!(manager.stats().tiers[0].2.overdue, 1);
+    assert_eq!(manager.stats().tiers[0].figures.loads.overdue, 1);
     assert_eq!(manager.prepare_store(1, &keys(&[9])).expect("open"), None, "no slot is reused");
     let job = tier.loads.lock().pop().expect("submitted");
     assert!(job.is_cancelled());
@@ -241,14 +253,14 @@ fn cascading_chunks_are_pinned_once_a_tier_until_the_job_ends() {
 fn a_slow_tier_is_passed_over_and_the_others_are_not() {
     let tiers = [held(false), held(false)];
     let mut slow = slot("slow", Box::new(Arc::clone(&tiers[0])));
-    slow.max_queued_bytes = 2 * 4096;
+    slow.limits.max_queued_bytes = Some(2 * 4096);
     let manager = manager(vec![slow, slot("fast", Box::new(Arc::clone(&tiers[1])))]);
     for number in 1..=3 {
         store(&manager, &[number]);
     }
     assert_eq!(tiers[0].stores.lock().len(), 2);
     assert_eq!(tiers[1].stores.lock().len(), 3);
-    assert_eq!(manager.stats().tiers[0].2.sheds, 1);
+    assert_eq!(manager.stats().tiers[0].figures.sheds, 1);
 }
 
 #[test]
@@ -303,7 +315,7 @@ fn without_tiers_too_the_tail_of_a_call_goes_before_its_head() {
 #[test]
 fn with_a_threshold_a_chunk_is_stored_at_its_second_offer() {
     let region = Region::new(SLOTS, 4096, RegionKind::Anonymous).expect("small");
-    let options = ManagerOptions { store_threshold: 2, ..OPTIONS };
+    let options = ManagerOptions { store_threshold: 2, ..options() };
     let manager = Manager::new(region, &options, Vec::new()).expect("good key length");
     let offer = |numbers: &[u8]| {
         let prepared = manager.prepare_store(1, &keys(numbers)).expect("open").expect("room");
@@ -417,7 +429,7 @@ fn a_tier_that_panics_loses_its_jobs_and_nothing_else() {
         fn medium(&self) -> Medium {
             Medium::Memory
         }
-        fn lookup(&self, _: &KeyBatch, _: &[u32], presence: &mut [Presence]) {
+        fn lookup(&self, _: RequestId, _: &KeyBatch, _: &[u32], presence: &mut [Presence]) {
             presence.fill(Presence::Hit);
         }
         fn submit_store(&self, _: StoreJob) {
@@ -439,7 +451,7 @@ fn a_tier_that_panics_loses_its_jobs_and_nothing_else() {
     look(&manager, &[2]);
     settle(&manager);
     assert_eq!(manager.stats().primary.pinned, 0);
-    assert_eq!(manager.stats().tiers[0].2.store_failures[Failure::Lost as usize], 1);
-    assert_eq!(manager.stats().tiers[0].2.load_failures[Failure::Lost as usize], 1);
+    assert_eq!(manager.stats().tiers[0].figures.stores.failures[Failure::Lost as usize], 1);
+    assert_eq!(manager.stats().tiers[0].figures.loads.failures[Failure::Lost as usize], 1);
     manager.shutdown();
 }

@@ -2,22 +2,22 @@
 //!
 //! | field | tiers | meaning | default |
 //! |---|---|---|---|
-//! | `type` | all | `"memory"` or `"file"` | required |
-//! | `capacity_bytes` | all | bytes the tier may take | required |
-//! | `path` | file | directory | required |
+//! | `type` | all | `"memory"`, `"file"`, or the name of a tier made elsewhere | required |
 //! | `name` | all | name in figures and events | the type |
-//! | `threads` | all | worker threads, 1 to 64 | 2 |
-//! | `load_deadline_s` | all | after which a load is a miss | 5 |
-//! | `store_deadline_s` | all | after which a store is given up | 30 |
-//! | `max_queued_bytes` | all | bytes of stores under way, above which new ones are shed | half the region |
+//! | `capacity_bytes` | memory, file | bytes the tier may take | required |
+//! | `path` | file | directory | required |
+//! | `threads` | memory, file | worker threads, 1 to 64 | 2 |
+//!
+//! and the [limits](super::TierLimits) that every tier takes.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{FileStore, FileStoreConfig, MemoryStore, SecondaryTier, StoreTier, TierError};
+use super::{
+    FileStore, FileStoreConfig, MemoryStore, SecondaryTier, StoreTier, TierError, TierLimits,
+};
 
 /// A tier's description that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -36,14 +36,8 @@ pub struct TierConfig {
     pub name: String,
     /// Where its chunks go.
     pub place: Place,
-    /// Worker threads.
-    pub threads: usize,
-    /// After which a load counts as a miss.
-    pub load_deadline: Duration,
-    /// After which a store is given up.
-    pub store_deadline: Duration,
-    /// Bytes of stores under way above which new ones are shed; half the region if not given.
-    pub max_queued_bytes: Option<u64>,
+    /// What the manager grants it.
+    pub limits: TierLimits,
 }
 
 /// Where a tier's chunks go.
@@ -54,6 +48,9 @@ pub enum Place {
     Memory {
         /// Bytes it may take.
         capacity_bytes: u64,
+        /// Worker threads.
+        #[serde(default = "two")]
+        threads: usize,
     },
     /// Files of a directory.
     File {
@@ -61,41 +58,26 @@ pub enum Place {
         path: PathBuf,
         /// Bytes it may take.
         capacity_bytes: u64,
+        /// Worker threads.
+        #[serde(default = "two")]
+        threads: usize,
     },
+    /// A tier that somebody else makes, and whose own fields they check.
+    #[serde(skip)]
+    Foreign,
 }
 
-/// The settings that every tier has.
-#[derive(Deserialize)]
-#[serde(default)]
-struct Common {
-    name: Option<String>,
-    threads: usize,
-    load_deadline_s: f64,
-    store_deadline_s: f64,
-    max_queued_bytes: Option<u64>,
+fn two() -> usize {
+    2
 }
-
-impl Default for Common {
-    fn default() -> Self {
-        Self {
-            name: None,
-            threads: 2,
-            load_deadline_s: 5.0,
-            store_deadline_s: 30.0,
-            max_queued_bytes: None,
-        }
-    }
-}
-
-const COMMON: [&str; 5] =
-    ["name", "threads", "load_deadline_s", "store_deadline_s", "max_queued_bytes"];
 
 impl TierConfig {
-    /// Reads a JSON array of tiers.
+    /// Reads a JSON array of tiers. The types in `foreign` are made elsewhere: only the fields
+    /// that all tiers have are read.
     ///
     /// # Errors
     /// [`TierConfigError`] naming the tier, the field, and what is allowed.
-    pub fn parse_all(json: &str) -> Result<Vec<Self>, TierConfigError> {
+    pub fn parse_all(json: &str, foreign: &[String]) -> Result<Vec<Self>, TierConfigError> {
         let tiers: Vec<Map<String, Value>> =
             serde_json::from_str(json).map_err(|error| TierConfigError {
                 tier: "tiers".into(),
@@ -107,7 +89,8 @@ impl TierConfig {
             .map(|(position, fields)| {
                 let kind = fields.get("type").and_then(Value::as_str).unwrap_or("without type");
                 let tier = format!("tier {position} ({kind})");
-                Self::parse(fields).map_err(|why| TierConfigError { tier, why })
+                let foreign = foreign.iter().any(|name| name == kind);
+                Self::parse(fields, foreign).map_err(|why| TierConfigError { tier, why })
             })
             .collect::<Result<Vec<_>, _>>()?;
         for (position, tier) in tiers.iter().enumerate() {
@@ -122,67 +105,64 @@ impl TierConfig {
         Ok(tiers)
     }
 
-    fn parse(mut fields: Map<String, Value>) -> Result<Self, String> {
-        let common: Map<String, Value> =
-            COMMON.iter().filter_map(|&name| fields.remove_entry(name)).collect();
-        let common: Common = serde_json::from_value(Value::Object(common))
-            .map_err(|error| format!("one of {}: {error}", COMMON.join(", ")))?;
-        let place: Place = serde_json::from_value(Value::Object(fields))
-            .map_err(|error| format!("{error} (every tier also takes {})", COMMON.join(", ")))?;
-        if !(1..=64).contains(&common.threads) {
-            return Err(format!("threads = {} is not between 1 and 64", common.threads));
+    fn parse(mut fields: Map<String, Value>, foreign: bool) -> Result<Self, String> {
+        let kind = fields.get("type").and_then(Value::as_str).map(str::to_owned);
+        let name = match fields.remove("name") {
+            None => None,
+            Some(Value::String(name)) if !name.is_empty() => Some(name),
+            Some(other) => return Err(format!("name = {other} is no text")),
+        };
+        let limits: Map<String, Value> =
+            TierLimits::FIELDS.iter().filter_map(|&name| fields.remove_entry(name)).collect();
+        let limits = TierLimits::parse(limits)?;
+        let place = if foreign {
+            Place::Foreign
+        } else {
+            serde_json::from_value(Value::Object(fields)).map_err(|error| {
+                format!("{error} (every tier also takes name, {})", TierLimits::FIELDS.join(", "))
+            })?
+        };
+        if let Place::Memory { threads, .. } | Place::File { threads, .. } = &place
+            && !(1..=64).contains(threads)
+        {
+            return Err(format!("threads = {threads} is not between 1 and 64"));
         }
-        let deadline = |field: &str, seconds: f64| {
-            Duration::try_from_secs_f64(seconds)
-                .ok()
-                .filter(|duration| !duration.is_zero() && duration.as_secs() < 86_400)
-                .ok_or_else(|| format!("{field} = {seconds} is no number of seconds up to a day"))
-        };
-        let kind = match place {
-            Place::Memory { .. } => "memory",
-            Place::File { .. } => "file",
-        };
-        Ok(Self {
-            name: common.name.unwrap_or_else(|| kind.to_owned()),
-            place,
-            threads: common.threads,
-            load_deadline: deadline("load_deadline_s", common.load_deadline_s)?,
-            store_deadline: deadline("store_deadline_s", common.store_deadline_s)?,
-            max_queued_bytes: common.max_queued_bytes,
-        })
+        // There is a type, or `place` had been refused.
+        Ok(Self { name: name.or(kind).unwrap_or_default(), place, limits })
     }
 
     /// Opens the tier for chunks of `chunk_bytes`, keys of `key_bytes` and a namespace.
     ///
     /// # Errors
-    /// [`TierError`].
+    /// [`TierError`]; a foreign tier is for others to open.
     pub fn open(
         &self,
         chunk_bytes: usize,
         key_bytes: usize,
         namespace: &str,
     ) -> Result<Box<dyn SecondaryTier>, TierError> {
-        let threads = |source| TierError::Io {
+        let failed = |source| TierError::Io {
             what: "starting threads for",
             path: PathBuf::from(&self.name),
             source,
         };
         match &self.place {
-            Place::Memory { capacity_bytes } => {
+            Place::Memory { capacity_bytes, threads } => {
                 let store = MemoryStore::new(*capacity_bytes, chunk_bytes, key_bytes)?;
-                Ok(Box::new(StoreTier::start(store, self.threads).map_err(threads)?))
+                Ok(Box::new(StoreTier::start(store, *threads).map_err(failed)?))
             }
-            Place::File { path, capacity_bytes } => {
+            Place::File { path, capacity_bytes, threads } => {
                 let store = FileStore::open(&FileStoreConfig {
                     path: path.clone(),
                     capacity_bytes: *capacity_bytes,
                     chunk_bytes,
                     key_bytes,
                     namespace: namespace.to_owned(),
-                    writers: self.threads,
+                    writers: *threads,
                 })?;
-                Ok(Box::new(StoreTier::start(store, self.threads).map_err(threads)?))
+                Ok(Box::new(StoreTier::start(store, *threads).map_err(failed)?))
             }
+            Place::Foreign => Err(TierError::Foreign(self.name.clone())),
         }
     }
 }
@@ -190,21 +170,29 @@ impl TierConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tier::Shed;
 
     fn refused(json: &str) -> String {
-        TierConfig::parse_all(json).expect_err("not usable").to_string()
+        TierConfig::parse_all(json, &[]).expect_err("not usable").to_string()
     }
 
     #[test]
     fn defaults_and_names() {
         let tiers = TierConfig::parse_all(
             r#"[{"type":"memory","capacity_bytes":1},
-                {"type":"file","path":"/x","capacity_bytes":2,"name":"disk","threads":3}]"#,
+                {"type":"file","path":"/x","capacity_bytes":2,"name":"disk","threads":3},
+                {"type":"tape","reels":4,"shed":"oldest"}]"#,
+            &["tape".into()],
         )
-        .expect("both are fine");
-        assert_eq!((&*tiers[0].name, tiers[0].threads), ("memory", 2));
-        assert_eq!((&*tiers[1].name, tiers[1].threads), ("disk", 3));
-        assert_eq!(tiers[1].load_deadline, Duration::from_secs(5));
+        .expect("all are fine");
+        assert_eq!(
+            tiers.iter().map(|tier| &*tier.name).collect::<Vec<_>>(),
+            ["memory", "disk", "tape"]
+        );
+        assert!(matches!(tiers[0].place, Place::Memory { threads: 2, .. }));
+        assert!(matches!(tiers[1].place, Place::File { threads: 3, .. }));
+        assert_eq!(tiers[1].limits, TierLimits::default());
+        assert_eq!(tiers[2].limits.shed, Shed::Oldest);
     }
 
     #[test]
@@ -219,6 +207,10 @@ mod tests {
             (r#"[{"type":"memory","capacity_bytes":1,"threads":0}]"#, "threads = 0"),
             (r#"[{"type":"memory","capacity_bytes":1,"threads":"2"}]"#, "invalid type: string"),
             (r#"[{"type":"memory","capacity_bytes":1,"load_deadline_s":-1}]"#, "load_deadline_s"),
+            (r#"[{"type":"memory","capacity_bytes":1,"shed":"all"}]"#, "`newest` or `oldest`"),
+            (r#"[{"type":"memory","capacity_bytes":1,"low_water_s_per_mib":9}]"#, "at most the"),
+            (r#"[{"type":"memory","capacity_bytes":1,"breaker_pause_s":99}]"#, "breaker_max_pause"),
+            (r#"[{"type":"memory","capacity_bytes":1,"name":7}]"#, "name = 7 is no text"),
             (
                 r#"[{"type":"memory","capacity_bytes":1},{"type":"memory","capacity_bytes":1}]"#,
                 "the name \"memory\" is taken",

@@ -4,12 +4,14 @@
 //! outcome, written once; when the last owner lets go, the outcomes become a [`JobResult`].
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::TierError;
 use crate::checksum::Checksum;
+use crate::clock::Clock;
 use crate::index::{Slot, Token};
 use crate::key::{KeyBatch, MIN_KEY_BYTES};
 use crate::region::Region;
@@ -18,6 +20,9 @@ use crate::sync::{Condvar, Mutex};
 
 /// Numbers jobs, ascending.
 pub type JobId = u64;
+
+/// A number that the engine gives a request.
+pub type RequestId = u64;
 
 /// Why a chunk was not moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,8 +41,14 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// All causes, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::Lost, Self::Io, Self::Corrupt, Self::Missing, Self::Full];
+    /// All causes, in the order of their numbers, by name.
+    pub const ALL: [(&str, Self); 5] = [
+        ("lost", Self::Lost),
+        ("io", Self::Io),
+        ("corrupt", Self::Corrupt),
+        ("missing", Self::Missing),
+        ("full", Self::Full),
+    ];
 }
 
 impl From<&TierError> for Failure {
@@ -106,6 +117,8 @@ pub struct JobResult {
     pub bytes: u64,
     /// Worker time it took, summed over its chunks.
     pub busy: Duration,
+    /// When its last owner let go.
+    pub ended: Instant,
 }
 
 /// Where results go, and where the manager fetches them.
@@ -114,9 +127,15 @@ pub struct Results {
     queue: Mutex<VecDeque<JobResult>>,
     arrived: Condvar,
     waiting: AtomicBool,
+    clock: Clock,
 }
 
 impl Results {
+    /// An empty queue that stamps what it gets with the time of `clock`.
+    pub fn new(clock: Clock) -> Self {
+        Self { clock, ..Self::default() }
+    }
+
     fn push(&self, result: JobResult) {
         let mut queue = self.queue.lock();
         queue.push_back(result);
@@ -128,7 +147,7 @@ impl Results {
 
     /// Takes all results that have arrived. Costs one atomic load when there is none.
     pub fn take(&self) -> VecDeque<JobResult> {
-        if !self.waiting.swap(false, Ordering::Acquire) {
+        if !self.waiting.load(Ordering::Relaxed) || !self.waiting.swap(false, Ordering::Acquire) {
             return VecDeque::new();
         }
         std::mem::take(&mut *self.queue.lock())
@@ -146,14 +165,25 @@ impl Results {
     }
 }
 
-/// What both kinds of job share.
-struct Job {
-    id: JobId,
-    chunks: Arc<Chunks>,
-    region: Arc<Region>,
-    results: Arc<Results>,
+/// What a job is made of.
+pub struct JobParts {
+    /// Its number.
+    pub id: JobId,
+    /// For which request it is.
+    pub request: RequestId,
+    /// What it moves.
+    pub chunks: Arc<Chunks>,
+    /// Where the slots of `chunks` are.
+    pub region: Arc<Region>,
+    /// Where its result goes.
+    pub results: Arc<Results>,
     /// Set when nobody waits for the job any more: workers skip what is left of it.
-    cancelled: Arc<AtomicBool>,
+    pub cancelled: Arc<AtomicBool>,
+}
+
+/// What both kinds of job share; a job of either kind derefs to it.
+pub struct Job {
+    parts: JobParts,
     outcomes: Box<[AtomicU8]>,
     tally: Mutex<Tally>,
 }
@@ -164,17 +194,52 @@ struct Tally {
 }
 
 impl Job {
-    fn new(
-        id: JobId,
-        chunks: Arc<Chunks>,
-        region: Arc<Region>,
-        results: Arc<Results>,
-        cancelled: Arc<AtomicBool>,
-    ) -> Self {
-        let outcomes = (0..chunks.len()).map(|_| AtomicU8::new(Failure::Lost as u8)).collect();
-        let evicted = KeyBatch::empty(chunks.keys.key_bytes());
+    fn new(parts: JobParts) -> Arc<Self> {
+        let chunks = parts.chunks.len();
+        let outcomes = (0..chunks).map(|_| AtomicU8::new(Failure::Lost as u8)).collect();
+        let evicted = KeyBatch::empty(parts.chunks.keys.key_bytes());
         let tally = Mutex::new(Tally { busy: Duration::ZERO, evicted });
-        Self { id, chunks, region, results, cancelled, outcomes, tally }
+        Arc::new(Self { parts, outcomes, tally })
+    }
+
+    /// Its number.
+    pub fn id(&self) -> JobId {
+        self.parts.id
+    }
+
+    /// For which request it is.
+    pub fn request(&self) -> RequestId {
+        self.parts.request
+    }
+
+    /// Number of chunks.
+    pub fn len(&self) -> usize {
+        self.parts.chunks.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.parts.chunks.is_empty()
+    }
+
+    /// Whether nobody waits for it any more.
+    pub fn is_cancelled(&self) -> bool {
+        self.parts.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Keys, slots and checksums.
+    pub fn chunks(&self) -> &Arc<Chunks> {
+        &self.parts.chunks
+    }
+
+    /// Where the slots are.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.parts.region
+    }
+
+    /// The key of a chunk.
+    pub fn key(&self, index: usize) -> &[u8] {
+        self.parts.chunks.keys.get(index)
     }
 
     fn report(&self, index: usize, outcome: Outcome, busy: Duration) {
@@ -194,18 +259,20 @@ impl Drop for Job {
             .iter()
             .map(|code| match code.load(Ordering::Acquire) {
                 DONE => Ok(()),
-                code => Err(Failure::ALL[code as usize]),
+                code => Err(Failure::ALL[code as usize].1),
             })
             .collect();
         let moved = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
         let tally = self.tally.get_mut();
         let evicted = std::mem::replace(&mut tally.evicted, KeyBatch::empty(MIN_KEY_BYTES));
-        self.results.push(JobResult {
-            job: self.id,
-            bytes: (moved * self.region.slot_bytes()) as u64,
+        let results = &self.parts.results;
+        results.push(JobResult {
+            job: self.parts.id,
+            bytes: (moved * self.parts.region.slot_bytes()) as u64,
             outcomes,
             evicted,
             busy: tally.busy,
+            ended: results.clock.now(),
         });
     }
 }
@@ -218,51 +285,41 @@ pub struct StoreJob(Arc<Job>);
 #[derive(Clone)]
 pub struct LoadJob(Arc<Job>);
 
+impl Deref for StoreJob {
+    type Target = Job;
+    fn deref(&self) -> &Job {
+        &self.0
+    }
+}
+
+impl Deref for LoadJob {
+    type Target = Job;
+    fn deref(&self) -> &Job {
+        &self.0
+    }
+}
+
 impl StoreJob {
-    /// A job over pinned slots of `region`.
+    /// A job over pinned slots.
     ///
     /// # Safety
-    /// Until the job's result was taken from `results`, nobody writes the slots of `chunks`.
-    pub unsafe fn new(
-        id: JobId,
-        chunks: Arc<Chunks>,
-        region: Arc<Region>,
-        results: Arc<Results>,
-        cancelled: Arc<AtomicBool>,
-    ) -> Self {
-        Self(Arc::new(Job::new(id, chunks, region, results, cancelled)))
-    }
-
-    /// Number of chunks.
-    pub fn len(&self) -> usize {
-        self.0.chunks.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.0.chunks.is_empty()
-    }
-
-    /// Whether nobody waits for it any more.
-    pub fn is_cancelled(&self) -> bool {
-        self.0.cancelled.load(Ordering::Relaxed)
-    }
-
-    /// The key of a chunk.
-    pub fn key(&self, index: usize) -> &[u8] {
-        self.0.chunks.keys.get(index)
+    /// Until the job's result was taken from its queue, nobody writes the slots of its chunks.
+    pub unsafe fn new(parts: JobParts) -> Self {
+        Self(Job::new(parts))
     }
 
     /// The bytes of a chunk.
     pub fn bytes(&self, index: usize) -> &[u8] {
+        let parts = &self.0.parts;
         // SAFETY: whoever made the job keeps the slots pinned until its result was taken, and
         // the result is only sent when the last owner of the job, so every borrow of it, is gone.
-        unsafe { self.0.region.slot(self.0.chunks.slots[index]) }
+        unsafe { parts.region.slot(parts.chunks.slots[index]) }
     }
 
     /// The checksum of a chunk: computed by the first of all tiers that needs it.
     pub fn checksum(&self, index: usize) -> Checksum {
-        *self.0.chunks.checksums[index].get_or_init(|| Checksum::of(self.bytes(index)))
+        let known = &self.0.parts.chunks.checksums[index];
+        *known.get_or_init(|| Checksum::of(self.bytes(index)))
     }
 
     /// Reports a chunk, how long its work took, and what the tier evicted for it.
@@ -281,39 +338,13 @@ impl StoreJob {
 }
 
 impl LoadJob {
-    /// A job over slots of `region` that are being written by it.
+    /// A job over slots that are being written by it.
     ///
     /// # Safety
-    /// Until the job's result was taken from `results`, nobody but the job touches the slots of
-    /// `chunks`, and no slot occurs twice.
-    pub unsafe fn new(
-        id: JobId,
-        chunks: Arc<Chunks>,
-        region: Arc<Region>,
-        results: Arc<Results>,
-        cancelled: Arc<AtomicBool>,
-    ) -> Self {
-        Self(Arc::new(Job::new(id, chunks, region, results, cancelled)))
-    }
-
-    /// Number of chunks.
-    pub fn len(&self) -> usize {
-        self.0.chunks.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.0.chunks.is_empty()
-    }
-
-    /// Whether nobody waits for it any more.
-    pub fn is_cancelled(&self) -> bool {
-        self.0.cancelled.load(Ordering::Relaxed)
-    }
-
-    /// The key of a chunk.
-    pub fn key(&self, index: usize) -> &[u8] {
-        self.0.chunks.keys.get(index)
+    /// Until the job's result was taken from its queue, nobody but the job touches the slots of
+    /// its chunks, and no slot occurs twice.
+    pub unsafe fn new(parts: JobParts) -> Self {
+        Self(Job::new(parts))
     }
 
     /// The place of a chunk.
@@ -322,9 +353,10 @@ impl LoadJob {
     /// One worker at a time asks for the place of a chunk, and lets go of it before it delivers.
     #[expect(clippy::mut_from_ref, reason = "one worker a chunk, by the contract above")]
     pub unsafe fn place(&self, index: usize) -> &mut [u8] {
+        let parts = &self.0.parts;
         // SAFETY: the slot is the job's alone by `LoadJob::new`, and the chunk this worker's by
         // the contract above.
-        unsafe { self.0.region.slot_mut(self.0.chunks.slots[index]) }
+        unsafe { parts.region.slot_mut(parts.chunks.slots[index]) }
     }
 
     /// Reports that the bytes of a chunk are in place, and the checksum they were stored with.
@@ -334,8 +366,9 @@ impl LoadJob {
     /// [`TierError::Corrupt`] if they have not.
     pub fn deliver(&self, index: usize, stored: Checksum, busy: Duration) -> Result<(), TierError> {
         let start = Instant::now();
+        let parts = &self.0.parts;
         // SAFETY: the worker let go of the place before it delivers, and the job owns the slot.
-        let bytes = unsafe { self.0.region.slot(self.0.chunks.slots[index]) };
+        let bytes = unsafe { parts.region.slot(parts.chunks.slots[index]) };
         let good = Checksum::of(bytes) == stored;
         let outcome = if good { Ok(()) } else { Err(Failure::Corrupt) };
         self.0.report(index, outcome, busy + start.elapsed());

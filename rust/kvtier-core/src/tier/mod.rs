@@ -10,24 +10,27 @@
 //! it. A chunk that comes back can only be reported by [`LoadJob::deliver`], which compares.
 
 mod config;
+mod error;
 mod file;
 mod format;
 mod job;
+mod limits;
 mod memory;
 mod store;
 mod workers;
 
-use std::path::PathBuf;
-
 pub use config::{Place, TierConfig, TierConfigError};
+pub use error::TierError;
 pub use file::{FileStore, FileStoreConfig};
-pub use job::{Chunks, Failure, JobId, JobResult, LoadJob, Outcome, Results, StoreJob};
+pub use job::{
+    Chunks, Failure, Job, JobId, JobParts, JobResult, LoadJob, Outcome, RequestId, Results,
+    StoreJob,
+};
+pub use limits::{Offload, Shed, TierLimits};
 pub use memory::MemoryStore;
 pub use store::{ChunkStore, StoreTier};
 
-use crate::index::IndexError;
-use crate::key::{HexKey, KeyBatch};
-use crate::region::RegionError;
+use crate::key::KeyBatch;
 
 /// What a tier knows of a key, without waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,25 +44,48 @@ pub enum Presence {
 }
 
 /// What a tier keeps its chunks on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Medium {
     /// Host memory.
     Memory,
-    /// Files on a local device.
+    /// Files.
     File,
+    /// A store behind a network protocol.
+    Network,
 }
 
 impl Medium {
-    /// The name in figures and events.
+    /// Every medium, by its name in settings, figures and events.
+    pub const ALL: [(&str, Self); 3] =
+        [("memory", Self::Memory), ("file", Self::File), ("network", Self::Network)];
+
+    /// The name in settings, figures and events.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::File => "file",
-        }
+        Self::ALL[self as usize].0
     }
 }
 
-/// How full a tier is, and what it did by itself.
+/// Where a tier's chunks lie, seen from this machine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Locality {
+    /// On this machine.
+    #[default]
+    Local,
+    /// On another one.
+    Remote,
+}
+
+impl Locality {
+    /// Every locality, by its name in settings and figures.
+    pub const ALL: [(&str, Self); 2] = [("local", Self::Local), ("remote", Self::Remote)];
+
+    /// The name in settings and figures.
+    pub fn as_str(self) -> &'static str {
+        Self::ALL[self as usize].0
+    }
+}
+
+/// How full a tier is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes it may take.
@@ -70,107 +96,82 @@ pub struct Usage {
     pub chunks: u64,
 }
 
+/// How a tier broke the contract. Each is contained, counted, and held against the tier by its
+/// breaker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Fault {
+    /// A method panicked, or raised.
+    Raised = 0,
+    /// A result for a job that it does not have.
+    UnknownJob = 1,
+    /// A second result for a job.
+    RepeatedJob = 2,
+    /// A result with a key that is not the job's.
+    ForeignKey = 3,
+    /// A call that did not come back in time.
+    Blocked = 4,
+    /// A value of another type or range than the contract asks for.
+    BadValue = 5,
+}
+
+impl Fault {
+    /// All kinds, in the order of their numbers, by name.
+    pub const ALL: [(&str, Self); 6] = [
+        ("raised", Self::Raised),
+        ("unknown_job", Self::UnknownJob),
+        ("repeated_job", Self::RepeatedJob),
+        ("foreign_key", Self::ForeignKey),
+        ("blocked", Self::Blocked),
+        ("bad_value", Self::BadValue),
+    ];
+}
+
+/// What a tier tells at the end of a step, besides the results of its jobs.
+#[derive(Debug, Default)]
+pub struct News {
+    /// Keys that it removed by itself, not for a job.
+    pub removed: Vec<Box<[u8]>>,
+    /// Ways in which it broke the contract since it was asked last.
+    pub faults: Vec<Fault>,
+}
+
 /// A tier behind the primary one. Every method returns at once: transfers run on the tier's own
-/// threads. Methods are called without any lock of the manager.
+/// threads. Methods are called without any lock of the manager, from several threads.
+///
+/// A tier may panic, answer nonsense, or never finish a job: the manager counts it, takes the
+/// answer as a miss, and its breaker keeps the tier out of the way. It can not hold a request up.
+/// What it must not do is touch a slot after it let go of the slot's job.
 pub trait SecondaryTier: Send + Sync {
     /// What it keeps chunks on.
     fn medium(&self) -> Medium;
-    /// Says for each of `keys[wanted[i]]` whether it is here, in `presence[i]`.
-    fn lookup(&self, keys: &KeyBatch, wanted: &[u32], presence: &mut [Presence]);
+    /// Where.
+    fn locality(&self) -> Locality {
+        Locality::Local
+    }
+    /// Says for each of `keys[wanted[i]]` whether it is here, in `presence[i]`, for `request`.
+    /// A tier that has to ask elsewhere says [`Presence::Retry`] until it knows.
+    fn lookup(
+        &self,
+        request: RequestId,
+        keys: &KeyBatch,
+        wanted: &[u32],
+        presence: &mut [Presence],
+    );
     /// Takes chunks from their slots. The slots are pinned until the job resolves.
     fn submit_store(&self, job: StoreJob);
     /// Brings chunks into their slots, which are the job's alone until it resolves.
     fn submit_load(&self, job: LoadJob);
     /// Marks keys as used.
     fn touch(&self, keys: &KeyBatch);
+    /// Called once a step: a tier that polls for completions does so now, and tells its news.
+    fn end_step(&self, _news: &mut News) {}
+    /// Called when a request has ended and no job of it will be submitted any more; jobs that
+    /// were may still run.
+    fn finish_request(&self, _request: RequestId) {}
     /// How full it is.
     fn usage(&self) -> Usage;
-    /// Drops what is queued, ends what runs, and joins the threads. Idempotent.
+    /// Drops what is queued, ends what runs, and joins the threads, but for threads that do not
+    /// come back within seconds: those keep what they use alive. Idempotent.
     fn shutdown(&self);
-}
-
-/// A tier that could not be opened, or an operation of a tier that failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TierError {
-    /// Reading or writing failed.
-    #[error("{what} {path}: {source}", path = path.display())]
-    Io {
-        /// What was tried.
-        what: &'static str,
-        /// On which path.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// Data of somebody else.
-    #[error(
-        "{path} holds another namespace, use another directory: {differences}\n  found:    {found}\n  \
-         expected: {expected}",
-        path = path.display()
-    )]
-    Identity {
-        /// The store.
-        path: PathBuf,
-        /// The fields that differ, with both values.
-        differences: String,
-        /// Whose it is.
-        found: String,
-        /// Whose it should be.
-        expected: String,
-    },
-    /// Another process has it open.
-    #[error("{path} is in use by process {owner}: one process owns a store at a time", path = path.display())]
-    Locked {
-        /// The store.
-        path: PathBuf,
-        /// The owner's pid, or what is known of it.
-        owner: String,
-    },
-    /// Less than it needs to work at all.
-    #[error(
-        "capacity_bytes = {given} of the {medium} tier is less than it needs for one chunk: give it \
-         at least {needed}"
-    )]
-    Capacity {
-        /// The tier's medium.
-        medium: &'static str,
-        /// Bytes given.
-        given: u64,
-        /// Bytes needed.
-        needed: u64,
-    },
-    /// Less on the device than the tier may use.
-    #[error(
-        "capacity_bytes = {wanted} asked for, but {path} has room for {available} bytes: lower the \
-         capacity or use another directory", path = path.display()
-    )]
-    DeviceTooSmall {
-        /// The store.
-        path: PathBuf,
-        /// Bytes asked for.
-        wanted: u64,
-        /// Bytes there are, what the store holds already included.
-        available: u64,
-    },
-    /// The bytes are not those that were stored.
-    #[error("{what} of chunk {key} is damaged")]
-    Corrupt {
-        /// Which part.
-        what: &'static str,
-        /// Whose.
-        key: HexKey,
-    },
-    /// The chunk is not here any more.
-    #[error("chunk {0} is gone")]
-    Missing(HexKey),
-    /// Every slot is being read or written.
-    #[error("no slot can be freed for chunk {0} now")]
-    Busy(HexKey),
-    /// The index refused.
-    #[error(transparent)]
-    Index(#[from] IndexError),
-    /// The memory could not be had.
-    #[error(transparent)]
-    Region(#[from] RegionError),
 }

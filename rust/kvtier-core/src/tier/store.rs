@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::workers::Workers;
-use super::{Failure, LoadJob, Medium, Presence, SecondaryTier, StoreJob, TierError, Usage};
+use super::{
+    Failure, LoadJob, Medium, Presence, RequestId, SecondaryTier, StoreJob, TierError, Usage,
+};
 use crate::checksum::Checksum;
 use crate::key::KeyBatch;
+use crate::log_limit::{LogLimit, limited};
 
 /// A bounded place for chunks of one size. Called from several threads at once; `put` and `get`
 /// may block on the medium.
@@ -44,8 +47,14 @@ pub trait ChunkStore: Send + Sync + 'static {
 
 /// A [`SecondaryTier`] that moves chunks with threads of its own, one task a chunk.
 pub struct StoreTier<S> {
-    store: Arc<S>,
+    front: Arc<Front<S>>,
     workers: Workers,
+}
+
+/// What the workers share.
+struct Front<S> {
+    store: S,
+    log: LogLimit,
 }
 
 impl<S: ChunkStore> StoreTier<S> {
@@ -56,51 +65,61 @@ impl<S: ChunkStore> StoreTier<S> {
     pub fn start(store: S, threads: usize) -> std::io::Result<Self> {
         Ok(Self {
             workers: Workers::start(store.medium().as_str(), threads)?,
-            store: Arc::new(store),
+            front: Arc::new(Front { store, log: LogLimit::default() }),
         })
     }
 }
 
 impl<S: ChunkStore> SecondaryTier for StoreTier<S> {
     fn medium(&self) -> Medium {
-        self.store.medium()
+        self.front.store.medium()
     }
 
-    fn lookup(&self, keys: &KeyBatch, wanted: &[u32], presence: &mut [Presence]) {
-        self.store.lookup(keys, wanted, presence);
+    fn lookup(
+        &self,
+        _request: RequestId,
+        keys: &KeyBatch,
+        wanted: &[u32],
+        presence: &mut [Presence],
+    ) {
+        self.front.store.lookup(keys, wanted, presence);
     }
 
     fn submit_store(&self, job: StoreJob) {
         let tasks = (0..job.len()).map(|index| {
-            let (store, job) = (Arc::clone(&self.store), job.clone());
-            Box::new(move || store_chunk(&*store, &job, index)) as Box<dyn FnOnce() + Send>
+            let (front, job) = (Arc::clone(&self.front), job.clone());
+            Box::new(move || store_chunk(&front.store, &front.log, &job, index))
+                as Box<dyn FnOnce() + Send>
         });
         self.workers.queue(false, tasks);
     }
 
     fn submit_load(&self, job: LoadJob) {
         let tasks = (0..job.len()).map(|index| {
-            let (store, job) = (Arc::clone(&self.store), job.clone());
-            Box::new(move || load_chunk(&*store, &job, index)) as Box<dyn FnOnce() + Send>
+            let (front, job) = (Arc::clone(&self.front), job.clone());
+            Box::new(move || load_chunk(&front.store, &front.log, &job, index))
+                as Box<dyn FnOnce() + Send>
         });
         self.workers.queue(true, tasks);
     }
 
     fn touch(&self, keys: &KeyBatch) {
-        self.store.touch(keys);
+        self.front.store.touch(keys);
     }
 
     fn usage(&self) -> Usage {
-        self.store.usage()
+        self.front.store.usage()
     }
 
     fn shutdown(&self) {
-        self.workers.close();
-        self.store.close();
+        // A worker that is stuck in the medium still uses the store: it stays open, and owned.
+        if self.workers.close() {
+            self.front.store.close();
+        }
     }
 }
 
-fn store_chunk<S: ChunkStore>(store: &S, job: &StoreJob, index: usize) {
+fn store_chunk<S: ChunkStore>(store: &S, log: &LogLimit, job: &StoreJob, index: usize) {
     if job.is_cancelled() {
         return job.report(index, Err(Failure::Lost), Duration::ZERO, None);
     }
@@ -109,14 +128,14 @@ fn store_chunk<S: ChunkStore>(store: &S, job: &StoreJob, index: usize) {
         match store.put(job.key(index), job.bytes(index), || job.checksum(index)) {
             Ok(evicted) => (Ok(()), Some(evicted)),
             Err(error) => {
-                log::warn!("store failed: {error}");
+                limited!(log, warn, "store failed: {error}");
                 (Err(Failure::from(&error)), None)
             }
         };
     job.report(index, outcome, start.elapsed(), evicted.as_ref());
 }
 
-fn load_chunk<S: ChunkStore>(store: &S, job: &LoadJob, index: usize) {
+fn load_chunk<S: ChunkStore>(store: &S, log: &LogLimit, job: &LoadJob, index: usize) {
     if job.is_cancelled() {
         return job.fail(index, Failure::Lost, Duration::ZERO);
     }
@@ -131,7 +150,7 @@ fn load_chunk<S: ChunkStore>(store: &S, job: &LoadJob, index: usize) {
         }
     };
     if let Err(error) = delivered {
-        log::warn!("load failed: {error}");
+        limited!(log, warn, "load failed: {error}");
         if matches!(error, TierError::Corrupt { .. } | TierError::Missing(_)) {
             store.discard(job.key(index));
         }

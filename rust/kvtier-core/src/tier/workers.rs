@@ -7,10 +7,13 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::sync::{Condvar, JoinHandle, Mutex, spawn};
 
 const LOADS_IN_A_ROW: u32 = 8;
+/// How long `close` waits for a task that runs.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 type Task = Box<dyn FnOnce() + Send>;
 
@@ -20,6 +23,8 @@ struct Queue {
     stores: VecDeque<Task>,
     loads_in_a_row: u32,
     closed: bool,
+    /// Workers that have not ended.
+    running: usize,
 }
 
 impl Queue {
@@ -40,6 +45,20 @@ impl Queue {
 struct Shared {
     queue: Mutex<Queue>,
     wake: Condvar,
+    ended: Condvar,
+}
+
+impl Shared {
+    /// Waits until every worker has ended; false if one has not by `deadline`.
+    fn wait_for_all(&self, deadline: Instant) -> bool {
+        let mut queue = self.queue.lock();
+        while queue.running > 0 {
+            if self.ended.wait_until(&mut queue, deadline).timed_out() {
+                return queue.running == 0;
+            }
+        }
+        true
+    }
 }
 
 /// A tier's threads.
@@ -56,6 +75,7 @@ impl Workers {
             Self { shared: Arc::default(), threads: Mutex::default(), owner: std::process::id() };
         for number in 0..threads.max(1) {
             let shared = Arc::clone(&workers.shared);
+            workers.shared.queue.lock().running += 1;
             let thread = spawn(format!("kvtier-{name}-{number}"), move || work(&shared))?;
             workers.threads.lock().push(thread);
         }
@@ -79,9 +99,14 @@ impl Workers {
         self.shared.wake.notify_all();
     }
 
-    /// Drops what is queued, waits for what runs, joins. Idempotent. In a process made by `fork`
-    /// the threads do not exist: nothing is joined.
-    pub(super) fn close(&self) {
+    /// Drops what is queued, waits for what runs, joins; false if a worker is still stuck in its
+    /// task after [`PATIENCE`]. Such a one is left to itself: what it uses lives as long as it
+    /// does. Idempotent. In a process made by `fork` the threads do not exist: nothing is joined.
+    pub(super) fn close(&self) -> bool {
+        self.close_within(PATIENCE)
+    }
+
+    fn close_within(&self, patience: Duration) -> bool {
         let (loads, stores) = {
             let mut queue = self.shared.queue.lock();
             queue.closed = true;
@@ -91,14 +116,21 @@ impl Workers {
         drop((loads, stores));
         self.shared.wake.notify_all();
         let threads = std::mem::take(&mut *self.threads.lock());
-        for thread in threads {
-            if std::process::id() == self.owner {
-                // A worker catches the panics of its tasks; it has none of its own to report.
-                let _ = thread.join();
-            } else {
-                std::mem::forget(thread);
-            }
+        if std::process::id() != self.owner {
+            threads.into_iter().for_each(std::mem::forget);
+            return true;
         }
+        // The second time there is nobody to wait for.
+        let patience = if threads.is_empty() { Duration::ZERO } else { patience };
+        if !self.shared.wait_for_all(Instant::now() + patience) {
+            log::error!("a tier's worker does not come back from its medium; it is left behind");
+            return false;
+        }
+        for thread in threads {
+            // A worker catches the panics of its tasks; it has none of its own to report.
+            let _ = thread.join();
+        }
+        true
     }
 }
 
@@ -117,6 +149,9 @@ fn work(shared: &Shared) {
                     break task;
                 }
                 if queue.closed {
+                    queue.running -= 1;
+                    drop(queue);
+                    shared.ended.notify_all();
                     return;
                 }
                 shared.wake.wait(&mut queue);
@@ -163,6 +198,25 @@ mod tests {
         workers.queue(true, std::iter::once(boxed(|| panic!("planted"))));
         workers.queue(true, std::iter::once(boxed(move || done.send(()).expect("listening"))));
         heard.recv().expect("the worker lives");
+    }
+
+    #[test]
+    fn a_worker_that_is_stuck_does_not_hold_close_up() {
+        let workers = Workers::start("test", 2).expect("threads");
+        let (begun, running) = mpsc::channel();
+        let (gate, opened) = mpsc::channel::<()>();
+        workers.queue(
+            true,
+            std::iter::once(boxed(move || {
+                begun.send(()).expect("listening");
+                // Ends when the test does.
+                let _ = opened.recv();
+            })),
+        );
+        running.recv().expect("a worker took it");
+        assert!(!workers.close_within(Duration::from_millis(1)));
+        assert!(!workers.close(), "and does not wait again");
+        drop(gate);
     }
 
     #[test]
