@@ -501,5 +501,4 @@ impl Drop for Manager {
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;

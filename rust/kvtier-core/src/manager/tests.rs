@@ -4,7 +4,13 @@ use std::time::Duration;
 use super::*;
 use crate::index::State;
 use crate::region::RegionKind;
-use crate::tier::{Failure, LoadJob, Medium, MemoryStore, Presence, StoreJob, StoreTier, Usage};
+use crate::tier::{
+    Failure, LoadJob, MemoryStore, News, Presence, Shed, StoreJob, StoreTier, Usage,
+};
+
+mod requests;
+mod resets;
+mod trouble;
 
 const SLOTS: u32 = 4;
 
@@ -18,12 +24,42 @@ fn options() -> ManagerOptions {
     }
 }
 
-/// A tier that says it has everything and keeps its jobs until a test takes them.
-#[derive(Default)]
+/// A tier that has everything or nothing, and keeps its jobs until a test takes them.
 struct HeldTier {
-    has: bool,
+    answer: Mutex<Presence>,
     loads: Mutex<Vec<LoadJob>>,
     stores: Mutex<Vec<StoreJob>>,
+    /// Keys that it was asked for.
+    asked: Mutex<usize>,
+    /// Requests that ended, with the number of stores it had been given by then.
+    ended: Mutex<Vec<(RequestId, usize)>>,
+    news: Mutex<News>,
+}
+
+impl HeldTier {
+    /// Brings the chunks of the oldest load, each filled with its key's number.
+    fn deliver(&self) {
+        let job = self.loads.lock().remove(0);
+        for index in 0..job.len() {
+            let number = job.key(index)[0];
+            // SAFETY: this test is the job's only worker.
+            unsafe { job.place(index) }.fill(number);
+            let stored = crate::checksum::Checksum::of(&[number; 4096]);
+            job.deliver(index, stored, Duration::ZERO).expect("right");
+        }
+    }
+
+    /// Ends the oldest store, its chunks kept or not.
+    fn end_store(&self, outcome: Result<(), Failure>) {
+        let job = self.stores.lock().remove(0);
+        (0..job.len()).for_each(|index| job.report(index, outcome, Duration::ZERO, None));
+    }
+
+    /// Ends the oldest load with a failure.
+    fn fail_load(&self, failure: Failure) {
+        let job = self.loads.lock().remove(0);
+        (0..job.len()).for_each(|index| job.fail(index, failure, Duration::ZERO));
+    }
 }
 
 impl SecondaryTier for Arc<HeldTier> {
@@ -31,7 +67,14 @@ impl SecondaryTier for Arc<HeldTier> {
         Medium::Memory
     }
     fn lookup(&self, _: RequestId, _: &KeyBatch, _: &[u32], presence: &mut [Presence]) {
-        presence.fill(if self.has { Presence::Hit } else { Presence::Miss });
+        *self.asked.lock() += presence.len();
+        presence.fill(*self.answer.lock());
+    }
+    fn end_step(&self, news: &mut News) {
+        *news = std::mem::take(&mut *self.news.lock());
+    }
+    fn finish_request(&self, request: RequestId) {
+        self.ended.lock().push((request, self.stores.lock().len()));
     }
     fn submit_store(&self, job: StoreJob) {
         self.stores.lock().push(job);
@@ -51,7 +94,14 @@ impl SecondaryTier for Arc<HeldTier> {
 }
 
 fn held(has: bool) -> Arc<HeldTier> {
-    Arc::new(HeldTier { has, ..HeldTier::default() })
+    Arc::new(HeldTier {
+        answer: Mutex::new(if has { Presence::Hit } else { Presence::Miss }),
+        loads: Mutex::default(),
+        stores: Mutex::default(),
+        asked: Mutex::default(),
+        ended: Mutex::default(),
+        news: Mutex::default(),
+    })
 }
 
 fn slot(name: &str, tier: Box<dyn SecondaryTier>) -> TierSlot {
@@ -68,8 +118,26 @@ fn slot(name: &str, tier: Box<dyn SecondaryTier>) -> TierSlot {
 }
 
 fn manager(tiers: Vec<TierSlot>) -> Manager {
-    let region = Region::new(SLOTS, 4096, RegionKind::Anonymous).expect("small");
-    Manager::new(region, &options(), tiers).expect("good key length")
+    timed_manager(SLOTS, tiers, &Clock::system())
+}
+
+/// A manager of `slots` slots on a clock of the test's.
+fn timed_manager(slots: u32, tiers: Vec<TierSlot>, clock: &Clock) -> Manager {
+    let region = Region::new(slots, 4096, RegionKind::Anonymous).expect("small");
+    let options = ManagerOptions { clock: clock.clone(), ..options() };
+    Manager::new(region, &options, tiers).expect("good key length")
+}
+
+/// A held tier behind a manager of `slots` slots, with limits of the test's.
+fn one_tier(slots: u32, has: bool, limits: TierLimits) -> (Manager, Arc<HeldTier>, Clock) {
+    let (tier, clock) = (held(has), Clock::simulated());
+    let slot = TierSlot { name: "held".into(), tier: Box::new(Arc::clone(&tier)), limits };
+    (timed_manager(slots, vec![slot], &clock), tier, clock)
+}
+
+fn end_step(manager: &Manager) {
+    manager.end_step().expect("open");
+    manager.validate().expect("invariants hold");
 }
 
 fn memory_tier(chunks: u64) -> Box<dyn SecondaryTier> {
@@ -420,38 +488,4 @@ fn shutdown_returns_every_pin_and_refuses_what_follows() {
     assert!(matches!(manager.end_step(), Err(ManagerError::Closed)));
     assert!(matches!(manager.prepare_store(1, &keys(&[1])), Err(ManagerError::Closed)));
     manager.validate().expect("invariants hold");
-}
-
-#[test]
-fn a_tier_that_panics_loses_its_jobs_and_nothing_else() {
-    struct Panics;
-    impl SecondaryTier for Panics {
-        fn medium(&self) -> Medium {
-            Medium::Memory
-        }
-        fn lookup(&self, _: RequestId, _: &KeyBatch, _: &[u32], presence: &mut [Presence]) {
-            presence.fill(Presence::Hit);
-        }
-        fn submit_store(&self, _: StoreJob) {
-            panic!("planted");
-        }
-        fn submit_load(&self, _: LoadJob) {
-            panic!("planted");
-        }
-        fn touch(&self, _: &KeyBatch) {}
-        fn usage(&self) -> Usage {
-            Usage::default()
-        }
-        fn shutdown(&self) {
-            panic!("planted");
-        }
-    }
-    let manager = manager(vec![slot("bad", Box::new(Panics))]);
-    store(&manager, &[1]);
-    look(&manager, &[2]);
-    settle(&manager);
-    assert_eq!(manager.stats().primary.pinned, 0);
-    assert_eq!(manager.stats().tiers[0].figures.stores.failures[Failure::Lost as usize], 1);
-    assert_eq!(manager.stats().tiers[0].figures.loads.failures[Failure::Lost as usize], 1);
-    manager.shutdown();
 }
