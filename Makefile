@@ -92,6 +92,7 @@ bench: setup ## Run the criterion benchmarks and the index from Python
 	cargo bench --locked --workspace
 	$(BIN)/python benches/index_table.py
 	$(BIN)/python benches/index_vs_vllm.py $(BENCH_ARGS)
+	$(BIN)/python benches/manager_vs_vllm.py $(BENCH_ARGS)
 
 # Sees the packages of .venv (torch is large) behind its own.
 $(VLLM_VENV)/.packages: benches/vllm-requirements.txt $(VENV)/.packages
@@ -103,8 +104,9 @@ $(VLLM_VENV)/.packages: benches/vllm-requirements.txt $(VENV)/.packages
 	@touch $@
 
 .PHONY: bench-vllm
-bench-vllm: setup $(VLLM_VENV)/.packages ## Run the index from Python beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
+bench-vllm: setup $(VLLM_VENV)/.packages ## Run index and manager from Python beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
 	$(VLLM_VENV)/bin/python benches/index_vs_vllm.py $(BENCH_ARGS)
+	$(VLLM_VENV)/bin/python benches/manager_vs_vllm.py $(BENCH_ARGS)
 
 .PHONY: bench-rivals
 bench-rivals: ## Run the LRU index beside other caches (downloads them)

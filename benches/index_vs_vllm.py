@@ -18,23 +18,16 @@ installs it) kvtier is measured alone.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
-import hashlib
-import importlib
-import json
-import os
-import platform
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
+from beside_vllm import Batch, Target, import_vllm, keys_of, record, report
 from numpy.typing import NDArray
 
 import kvtier
@@ -44,7 +37,6 @@ ENTRIES = 100_000
 BATCH = 128
 COMPARED_POLICIES = ("lru", "arc")
 
-Batch = list[bytes]
 Verb = Callable[[int, Batch], int]
 """Does its work for a request and a batch; returns the nanoseconds that took."""
 
@@ -173,45 +165,31 @@ class Theirs:
         return end - start
 
 
-@dataclass(frozen=True)
-class Target:
-    """What the design asks for."""
-
-    ratio: float | None = None
-    nanoseconds: float | None = None
-
-
 TARGETS = {
-    "lookup": Target(nanoseconds=60),
-    "array lookup": Target(nanoseconds=60),
-    "single lookup": Target(nanoseconds=150),
+    "lookup": Target(value=60),
+    "array lookup": Target(value=60),
+    "single lookup": Target(value=150),
     "load cycle": Target(ratio=30),
     "store cycle": Target(ratio=30),
 }
-
-
-def keys_of(numbers: Sequence[int]) -> Batch:
-    """Block hash and group index, as vLLM makes them; the same in every run."""
-    return [hashlib.sha256(number.to_bytes(8, "little")).digest() + bytes(4) for number in numbers]
 
 
 def batches_of(keys: Batch) -> list[Batch]:
     return [keys[at : at + BATCH] for at in range(0, len(keys) - BATCH + 1, BATCH)]
 
 
-def import_vllm() -> SimpleNamespace:
-    """The classes that are measured; raises ImportError. What vLLM prints goes to stderr."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    with contextlib.redirect_stdout(sys.stderr):
-        manager = importlib.import_module("vllm.v1.kv_offload.cpu.manager")
-        base = importlib.import_module("vllm.v1.kv_offload.base")
-        version = importlib.import_module("vllm").__version__
+def import_classes() -> SimpleNamespace | None:
+    """The classes that are measured."""
+    vllm = import_vllm(
+        {"manager": "vllm.v1.kv_offload.cpu.manager", "base": "vllm.v1.kv_offload.base"}
+    )
+    if vllm is None:
+        return None
     return SimpleNamespace(
-        CPUOffloadingManager=manager.CPUOffloadingManager,
-        ReqContext=base.ReqContext,
-        HIT=base.LookupResult.HIT,
-        version=version,
+        CPUOffloadingManager=vllm["manager"].CPUOffloadingManager,
+        ReqContext=vllm["base"].ReqContext,
+        HIT=vllm["base"].LookupResult.HIT,
+        version=vllm["version"],
     )
 
 
@@ -249,45 +227,6 @@ def measure(
     return figures
 
 
-def record(policy: str, verb: str, by_side: dict[str, list[float]]) -> dict[str, Any]:
-    """One figure in the form of `kvtier bench`."""
-    ours, theirs = by_side[Ours.name], by_side.get(Theirs.name)
-    target = TARGETS[verb]
-    value = statistics.median(ours)
-    reference = statistics.median(theirs) if theirs else None
-    return {
-        "name": f"index.{policy}.{verb.replace(' ', '_')}",
-        "value": value,
-        "unit": "ns/key",
-        "min": min(ours),
-        "max": max(ours),
-        "reference": "vLLM CPUOffloadingManager" if theirs else None,
-        "reference_value": reference,
-        "reference_min": min(theirs) if theirs else None,
-        "reference_max": max(theirs) if theirs else None,
-        "ratio": reference / value if reference else None,
-        "target": target.nanoseconds if target.ratio is None else target.ratio,
-        "target_of": "value" if target.ratio is None else "ratio",
-    }
-
-
-def line(figure: dict[str, Any]) -> str:
-    def span(middle: float | None, least: float | None, most: float | None) -> str:
-        if middle is None or least is None or most is None:
-            return "-"
-        return f"{middle:8.0f} ({least:.0f} to {most:.0f})"
-
-    ours = span(figure["value"], figure["min"], figure["max"])
-    theirs = span(figure["reference_value"], figure["reference_min"], figure["reference_max"])
-    ratio = "-" if figure["ratio"] is None else f"{figure['ratio']:.1f}x"
-    wanted = (
-        f"{figure['target']:.0f} ns or less"
-        if figure["target_of"] == "value"
-        else f"{figure['target']:.0f}x or more"
-    )
-    return f"{figure['name']:<26} {ours:>26} {theirs:>28} {ratio:>8}  {wanted}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=7, help="default %(default)s")
@@ -296,14 +235,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.rounds < 1 or not 1 <= arguments.batches <= ENTRIES // BATCH:
         parser.error(f"use 1 round or more, and 1 to {ENTRIES // BATCH} batches")
-    vllm: SimpleNamespace | None = None
-    try:
-        vllm = import_vllm()
-    except ImportError as error:
-        print(
-            f"comparison skipped, vLLM can not be imported ({error}); `make bench-vllm` has it",
-            file=sys.stderr,
-        )
+    vllm = import_classes()
     requests = iter(range(1, 1 << 62))
     figures = []
     for policy in COMPARED_POLICIES:
@@ -314,21 +246,19 @@ def main() -> int:
         if vllm is not None:
             sides.append(Theirs(vllm, policy))
         measured = measure(sides, arguments.rounds, arguments.batches, requests)
-        figures += [record(policy, verb, by_side) for verb, by_side in measured.items()]
-    versions = {
-        "kvtier": kvtier.__version__,
-        "python": platform.python_version(),
-        "vllm": None if vllm is None else vllm.version,
-    }
-    if arguments.json:
-        machine = {"machine": platform.machine(), "cpus": os.cpu_count()}
-        print(json.dumps({"machine": machine, "versions": versions, "figures": figures}))
-        return 0
-    print(", ".join(f"{name} {version}" for name, version in versions.items() if version))
-    print(f"{ENTRIES:,} keys, batches of {BATCH}, {arguments.rounds} rounds: ns a key, median")
-    print(f"{'':<26} {'kvtier (min to max)':>26} {'vLLM (min to max)':>28} {'ratio':>8}  target")
-    for figure in figures:
-        print(line(figure))
+        figures += [
+            record(
+                f"index.{policy}.{verb.replace(' ', '_')}",
+                "ns/key",
+                by_side[Ours.name],
+                by_side.get(Theirs.name),
+                TARGETS[verb],
+                "vLLM CPUOffloadingManager",
+            )
+            for verb, by_side in measured.items()
+        ]
+    title = f"{ENTRIES:,} keys, batches of {BATCH}, {arguments.rounds} rounds: ns a key, median"
+    report(title, figures, None if vllm is None else vars(vllm), as_json=arguments.json)
     return 0
 
 

@@ -226,11 +226,13 @@ impl Manager {
     }
 
     fn request_finished(&self, py: Python<'_>, request: u64) -> PyResult<()> {
-        self.inner(py)?.request_finished(request).or_raise(py)
+        let inner = self.inner(py)?;
+        py.detach(|| inner.request_finished(request)).or_raise(py)
     }
 
     fn end_step(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner(py)?.end_step().or_raise(py)
+        let inner = self.inner(py)?;
+        py.detach(|| inner.end_step()).or_raise(py)
     }
 
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {

@@ -327,18 +327,33 @@ impl Index {
     }
 
     /// The entry of every key of a batch, in order; faster than one [`Index::find`] a key.
-    pub fn find_batch(&self, keys: &KeyBatch, mut found: impl FnMut(usize, Option<Token>)) {
+    pub fn find_batch(&self, keys: &KeyBatch, found: impl FnMut(usize, Option<Token>)) {
+        self.find_many(keys.iter(), found);
+    }
+
+    /// As [`Index::find_batch`] for keys that lie anywhere; `found` gets their position.
+    pub fn find_many<'k>(
+        &self,
+        mut keys: impl Iterator<Item = &'k [u8]>,
+        mut found: impl FnMut(usize, Option<Token>),
+    ) {
         const AHEAD: usize = 16;
-        let mut hashes = [0; AHEAD];
-        for first in (0..keys.len()).step_by(AHEAD) {
-            let count = AHEAD.min(keys.len() - first);
-            for (at, slot) in hashes[..count].iter_mut().enumerate() {
-                *slot = hash(&self.hasher, keys.get(first + at));
-                self.table.prefetch(*slot);
+        let mut batch: [(u64, &[u8]); AHEAD] = [(0, &[]); AHEAD];
+        let mut position = 0;
+        loop {
+            let mut count = 0;
+            // `by_ref`: what is left of the keys is the next round's.
+            for (slot, key) in batch.iter_mut().zip(keys.by_ref().take(AHEAD)) {
+                *slot = (hash(&self.hasher, key), key);
+                self.table.prefetch(slot.0);
+                count += 1;
             }
-            for (at, &hash) in hashes[..count].iter().enumerate() {
-                let key = keys.get(first + at);
-                found(first + at, self.table.find(hash, |token| self.key(token) == key));
+            for &(hash, key) in &batch[..count] {
+                found(position, self.table.find(hash, |token| self.key(token) == key));
+                position += 1;
+            }
+            if count < AHEAD {
+                return;
             }
         }
     }

@@ -8,6 +8,8 @@ use crate::index::{Chain, State, Token, Writer};
 use crate::key::KeyBatch;
 use crate::tier::{Fault, Presence};
 
+/// Keys that tiers are asked for at first when a prefix is looked up; twice as many each time.
+const PREFIX_WINDOW: usize = 256;
 /// Chunks that a half-open breaker lets through at most.
 const PROBE_CHUNKS: usize = 8;
 /// A tier whose late loads hold one slot in so many gets no more of them.
@@ -57,7 +59,7 @@ impl Manager {
             }
             tiers
         };
-        let asked = self.ask_tiers(request, keys, &absent, tiers);
+        let asked = self.ask_tiers(request, keys, &absent, tiers, prefix);
         let mut inner = self.inner.lock();
         let inner = inner.open()?;
         for (tier, keys) in inner.tiers.iter_mut().zip(&asked.keys) {
@@ -126,16 +128,42 @@ impl Manager {
         askable
     }
 
-    /// For each of `keys[absent[i]]`: the first tier that has it, or what is known of it.
+    /// For each of `keys[absent[i]]`: the first tier that has it, or what is known of it. With
+    /// `prefix`, the first ones only: up to one that is nowhere, and a few more.
     fn ask_tiers(
         &self,
         request: RequestId,
         keys: &KeyBatch,
         absent: &[u32],
         tiers: TierMask,
+        prefix: bool,
     ) -> Asked {
-        let mut homes = vec![Home::Nowhere; absent.len()];
-        let mut asked = vec![0; self.tiers.len()];
+        let mut asked = Asked { homes: Vec::new(), keys: vec![0; self.tiers.len()] };
+        let mut window = if prefix { PREFIX_WINDOW } else { absent.len() };
+        while asked.homes.len() < absent.len() {
+            let first = asked.homes.len();
+            let next = absent.len().min(first + window);
+            self.ask_window(request, keys, &absent[first..next], tiers, &mut asked);
+            if prefix && asked.homes[first..].iter().any(|home| matches!(home, Home::Nowhere)) {
+                break;
+            }
+            window *= 2;
+        }
+        asked
+    }
+
+    /// Asks the tiers in turn for `keys[absent[i]]`, and appends what they said.
+    fn ask_window(
+        &self,
+        request: RequestId,
+        keys: &KeyBatch,
+        absent: &[u32],
+        tiers: TierMask,
+        asked: &mut Asked,
+    ) {
+        let first = asked.homes.len();
+        asked.homes.resize(first + absent.len(), Home::Nowhere);
+        let homes = &mut asked.homes[first..];
         let mut open: Vec<u32> = (0..absent.len() as u32).collect();
         let (mut wanted, mut presence) = (Vec::new(), Vec::new());
         for number in (0..self.tiers.len()).filter(|number| tiers & 1 << number != 0) {
@@ -143,7 +171,7 @@ impl Manager {
             wanted.extend(open.iter().map(|&at| absent[at as usize]));
             presence.clear();
             presence.resize(wanted.len(), Presence::Miss);
-            asked[number] = wanted.len() as u64;
+            asked.keys[number] += wanted.len() as u64;
             self.call(number, "lookup", |tier| tier.lookup(request, keys, &wanted, &mut presence));
             let mut answers = presence.iter();
             open.retain(|&at| {
@@ -159,7 +187,6 @@ impl Manager {
                 break;
             }
         }
-        Asked { homes, keys: asked }
     }
 
     /// The tiers that did not tell this request for too long whether they have its keys.
@@ -205,9 +232,12 @@ impl Manager {
         prefix: bool,
         answers: &mut [Lookup],
     ) {
+        // Behind a key that is nowhere, nothing of a prefix matters.
+        let nowhere = homes.iter().position(|home| matches!(home, Home::Nowhere));
+        let last = nowhere.filter(|_| prefix).map_or(keys.len(), |at| absent[at] as usize + 1);
         inner.index.begin_call();
-        let mut tokens = Vec::with_capacity(keys.len());
-        inner.index.find_batch(keys, |_, token| tokens.push(token));
+        let mut tokens = Vec::with_capacity(last);
+        inner.index.find_many(keys.iter().take(last), |_, token| tokens.push(token));
         // What this call found must not be evicted for what it promotes.
         for &token in tokens.iter().flatten() {
             inner.index.mark(token);
@@ -216,10 +246,13 @@ impl Manager {
         let mut allowance: Vec<usize> =
             (0..self.tiers.len()).map(|number| inner.allowance(number)).collect();
         let mut wanted: Vec<(u32, usize)> = Vec::new();
-        let mut end = keys.len();
+        let mut end = last;
         for (&position, &home) in absent.iter().zip(homes) {
             let at = position as usize;
-            answers[at] = match (tokens[at], home) {
+            let Some(&token) = tokens.get(at) else {
+                break;
+            };
+            answers[at] = match (token, home) {
                 // Came while the tiers were asked.
                 (Some(token), _) => inner.presence(token),
                 (None, Home::Unknown(tier)) if given_up & 1 << tier == 0 => Lookup::Retry,

@@ -144,12 +144,11 @@ pub(super) fn pin(index: &Mutex<Index>, key: &[u8]) -> Result<(Token, u32), Tier
 
 /// Answers a look-up from an index.
 pub(super) fn lookup(index: &Index, keys: &KeyBatch, wanted: &[u32], presence: &mut [Presence]) {
-    for (&position, answer) in wanted.iter().zip(presence) {
-        let ready = index
-            .find(keys.get(position as usize))
-            .is_some_and(|token| index.state(token) == State::Ready);
-        *answer = if ready { Presence::Hit } else { Presence::Miss };
-    }
+    let wanted = wanted.iter().map(|&position| keys.get(position as usize));
+    index.find_many(wanted, |at, token| {
+        let ready = token.is_some_and(|token| index.state(token) == State::Ready);
+        presence[at] = if ready { Presence::Hit } else { Presence::Miss };
+    });
 }
 
 /// Makes a key absent whose slot is about to be cleared, unless somebody still reads it: that
