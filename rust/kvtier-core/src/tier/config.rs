@@ -67,6 +67,11 @@ pub enum Place {
     Foreign,
 }
 
+impl Place {
+    /// The types that are made here.
+    pub const TYPES: [&str; 2] = ["memory", "file"];
+}
+
 fn two() -> usize {
     2
 }
@@ -193,6 +198,12 @@ mod tests {
         assert!(matches!(tiers[1].place, Place::File { threads: 3, .. }));
         assert_eq!(tiers[1].limits, TierLimits::default());
         assert_eq!(tiers[2].limits.shed, Shed::Oldest);
+    }
+
+    #[test]
+    fn the_types_made_here_are_those_that_are_listed() {
+        let listed = Place::TYPES.map(|name| format!("`{name}`")).join(" or ");
+        assert!(refused(r#"[{"type":"tape"}]"#).contains(&format!("expected {listed} (")));
     }
 
     #[test]

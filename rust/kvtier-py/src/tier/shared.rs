@@ -1,0 +1,577 @@
+//! What a Python tier's thread shares with the engine: queued calls, jobs that are out, answers.
+//!
+//! One lock, a leaf, held for bookkeeping only: never while Python runs, a chunk is copied or
+//! compared, a line is logged, or a job is dropped. The engine's side ([`PyTier`](super::PyTier))
+//! only queues and reads; the tier's thread takes [`Call`]s, makes them, and comes back.
+//!
+//! # A job that is out
+//! It resolves when two things happened, in either order: the tier *reported* it, and let go of
+//! every view (it is *free*). A job that is free and was not reported when a later call of
+//! `finished` is over is lost: nobody can report it but by its number, and nobody has its bytes.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use kvtier_core::key::KeyBatch;
+use kvtier_core::log_limit::LogLimit;
+use kvtier_core::tier::{Fault, JobId, News, Presence, RequestId, Usage};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::answers::Answers;
+use super::job::{AnyJob, Handle};
+use super::report::Report;
+use crate::fork::Home;
+
+/// Keys of `touch`, and ends of requests, that wait at most; more are passed over.
+const MOST_HINTS: usize = 1 << 16;
+/// Keys that the tier removed and the engine did not fetch yet; more are left with the tier.
+const MOST_REMOVED: usize = 1 << 16;
+/// Reported jobs that are remembered, to tell a repeated report from an unknown job.
+const REMEMBERED: usize = 256;
+/// How soon `finished` is asked again while jobs are out; doubles each time in vain ...
+const FIRST_GAP: Duration = Duration::from_millis(1);
+/// ... up to this.
+const LAST_GAP: Duration = Duration::from_millis(32);
+/// How long `close` waits for a call that runs.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the tier's thread is to do next.
+pub(super) enum Call {
+    Poll,
+    Lookup(KeyBatch),
+    Submit(AnyJob),
+    Touch(KeyBatch),
+    Discard(KeyBatch),
+    FinishRequest(RequestId),
+}
+
+/// Which optional methods a tier has: the others are not called.
+#[derive(Clone, Copy)]
+pub(super) struct Wants {
+    pub(super) touch: bool,
+    pub(super) discard: bool,
+    pub(super) finish_request: bool,
+}
+
+/// A job that the tier has.
+struct Out {
+    job: AnyJob,
+    handle: Weak<Handle>,
+    since: Instant,
+    report: Option<Report>,
+    /// How many calls of `finished` had begun when nobody held it any more.
+    free_since: Option<u64>,
+}
+
+#[derive(PartialEq, Eq, Clone, Copy)]
+enum Phase {
+    Open,
+    /// `finished` is asked once more, then the thread ends.
+    Closing,
+    LastPoll,
+    Ended,
+}
+
+struct State {
+    phase: Phase,
+    thread: Option<ThreadId>,
+    answers: Answers,
+    /// Before all else: no look-up may find what turned out bad.
+    discards: VecDeque<KeyBatch>,
+    loads: VecDeque<AnyJob>,
+    /// Everything else, in the order it came.
+    others: VecDeque<Call>,
+    hints: usize,
+    out: HashMap<JobId, Out>,
+    /// Jobs whose end is known, to be resolved without the lock.
+    settled: Vec<(AnyJob, Option<Report>)>,
+    reported: VecDeque<JobId>,
+    turn: usize,
+    polls: u64,
+    polling: bool,
+    poll_at: Option<Instant>,
+    gap: Duration,
+    /// When the call that the tier is in began, and how often it was found to take too long.
+    call: Option<(Instant, u32)>,
+    /// `close` waited in vain, and does not again.
+    left_behind: bool,
+    removed: Vec<Box<[u8]>>,
+    faults: [u32; Fault::ALL.len()],
+    usage: Usage,
+}
+
+/// See the module.
+pub(super) struct Shared {
+    name: String,
+    key_bytes: usize,
+    /// A call that takes longer is a fault.
+    patience: Duration,
+    wants: Wants,
+    home: Home,
+    log: LogLimit,
+    state: Mutex<State>,
+    /// The tier's thread waits for something to do.
+    wake: Condvar,
+    /// `close` waits for the thread's end.
+    ended: Condvar,
+}
+
+impl Shared {
+    pub(super) fn new(name: &str, key_bytes: usize, patience: Duration, wants: Wants) -> Self {
+        Self {
+            name: name.to_owned(),
+            key_bytes,
+            patience,
+            wants,
+            home: Home::here(),
+            log: LogLimit::default(),
+            state: Mutex::new(State {
+                phase: Phase::Open,
+                thread: None,
+                answers: Answers::new(key_bytes),
+                discards: VecDeque::new(),
+                loads: VecDeque::new(),
+                others: VecDeque::new(),
+                hints: 0,
+                out: HashMap::new(),
+                settled: Vec::new(),
+                reported: VecDeque::new(),
+                turn: 0,
+                polls: 0,
+                polling: false,
+                poll_at: None,
+                gap: FIRST_GAP,
+                call: None,
+                left_behind: false,
+                removed: Vec::new(),
+                faults: [0; Fault::ALL.len()],
+                usage: Usage::default(),
+            }),
+            wake: Condvar::new(),
+            ended: Condvar::new(),
+        }
+    }
+
+    pub(super) fn is_home(&self) -> bool {
+        self.home.is_here()
+    }
+
+    pub(super) fn key_bytes(&self) -> usize {
+        self.key_bytes
+    }
+
+    pub(super) fn wants(&self) -> Wants {
+        self.wants
+    }
+
+    /// Counts a fault; `end_step` tells it. Logged once a second at most.
+    pub(super) fn fault(&self, fault: Fault, explain: impl FnOnce() -> String) {
+        {
+            let count = &mut self.state.lock().faults[fault as usize];
+            *count = count.saturating_add(1);
+        }
+        self.warn(explain);
+    }
+
+    fn warn(&self, explain: impl FnOnce() -> String) {
+        match self.log.take() {
+            None => {}
+            Some(0) => log::warn!("tier {:?}: {}", self.name, explain()),
+            Some(passed_over) => log::warn!(
+                "tier {:?}: {} ({passed_over} lines like it were passed over)",
+                self.name,
+                explain()
+            ),
+        }
+    }
+}
+
+/// The engine's side: every call returns at once.
+impl Shared {
+    pub(super) fn lookup(&self, keys: &KeyBatch, wanted: &[u32], presence: &mut [Presence]) {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        if state.phase != Phase::Open || state.blocked_for(now) > self.patience {
+            presence.fill(Presence::Miss);
+            return;
+        }
+        for (&at, presence) in wanted.iter().zip(presence) {
+            *presence = state.answers.get(keys.get(at as usize), now);
+        }
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    pub(super) fn submit(&self, job: AnyJob) {
+        let mut state = self.state.lock();
+        if state.phase != Phase::Open {
+            drop(state);
+            return drop(job);
+        }
+        match job {
+            AnyJob::Load(_) => state.loads.push_back(job),
+            AnyJob::Store(_) => state.others.push_back(Call::Submit(job)),
+        }
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Queues something that may be passed over when the tier is too far behind.
+    pub(super) fn hint(&self, call: Call) {
+        let mut state = self.state.lock();
+        let weight = call.weight();
+        if state.phase != Phase::Open || state.hints + weight > MOST_HINTS {
+            return;
+        }
+        state.hints += weight;
+        state.others.push_back(call);
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    pub(super) fn end_step(&self, news: &mut News) {
+        let mut state = self.state.lock();
+        news.removed.append(&mut state.removed);
+        for ((_, fault), count) in Fault::ALL.iter().zip(&mut state.faults) {
+            news.faults.extend(std::iter::repeat_n(*fault, std::mem::take(count) as usize));
+        }
+        if state.call.is_none() && state.out.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let blocked = state.blocked_for(now);
+        let mut found = false;
+        if let Some((_, times)) = &mut state.call
+            && blocked > self.patience * (*times + 1)
+        {
+            *times += 1;
+            found = true;
+            news.faults.push(Fault::Blocked);
+        }
+        let withdrawn = state.take_withdrawn();
+        if !state.out.is_empty() {
+            state.poll_at = Some(now);
+        }
+        drop(state);
+        drop(withdrawn);
+        self.wake.notify_one();
+        if found {
+            self.warn(|| format!("a call has not come back for {:.1} s", blocked.as_secs_f64()));
+        }
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        self.state.lock().usage
+    }
+
+    /// Asks the tier for news soon.
+    pub(super) fn notify(&self) {
+        if self.is_home() {
+            let mut state = self.state.lock();
+            state.poll_at = Some(Instant::now());
+            drop(state);
+            self.wake.notify_one();
+        }
+    }
+
+    /// Nobody but this side holds the job any more.
+    pub(super) fn let_go(&self, id: JobId) {
+        let mut state = self.state.lock();
+        let polls = state.polls;
+        let Some(out) = state.out.get_mut(&id) else {
+            return;
+        };
+        out.free_since = Some(polls);
+        if out.report.is_some() {
+            state.settle(id);
+        } else {
+            state.poll_at = Some(Instant::now());
+        }
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Drops what is queued and has the thread end, without waiting for it.
+    pub(super) fn begin_close(&self) {
+        let mut state = self.state.lock();
+        if state.phase != Phase::Open {
+            return;
+        }
+        state.phase = Phase::Closing;
+        let queued = (std::mem::take(&mut state.loads), std::mem::take(&mut state.others));
+        drop(state);
+        drop(queued);
+        self.wake.notify_one();
+    }
+
+    /// As `begin_close`, and waits for the thread's end. A thread that does not come back is left
+    /// behind: what it uses lives as long as it does. Must be called without the interpreter,
+    /// which the thread needs.
+    pub(super) fn close(&self) {
+        self.begin_close();
+        let mut state = self.state.lock();
+        // The tier itself may close its manager; it does not wait for itself.
+        let may_wait = state.thread != Some(std::thread::current().id()) && !state.left_behind;
+        let end = Instant::now() + PATIENCE;
+        while may_wait && state.phase != Phase::Ended {
+            if self.ended.wait_until(&mut state, end).timed_out() {
+                break;
+            }
+        }
+        let ended = state.phase == Phase::Ended;
+        state.left_behind = !ended;
+        drop(state);
+        if may_wait && !ended {
+            log::error!(
+                "tier {:?}: a call does not come back; its thread is left behind",
+                self.name
+            );
+        }
+    }
+}
+
+/// The tier's thread.
+impl Shared {
+    /// The next call to make; `None` when there will be none. Resolves what has settled before.
+    pub(super) fn next(&self) -> Option<Call> {
+        let mut state = self.state.lock();
+        state.call_is_over();
+        let call = loop {
+            let call = state.pick(Instant::now());
+            let settled = std::mem::take(&mut state.settled);
+            let nothing = settled.is_empty();
+            if !nothing {
+                MutexGuard::unlocked(&mut state, || self.resolve(settled));
+            }
+            match (call, state.poll_at) {
+                (Some(call), _) => break call,
+                _ if !nothing => {}
+                _ if state.phase != Phase::Open => return None,
+                (None, Some(at)) => drop(self.wake.wait_until(&mut state, at)),
+                (None, None) => self.wake.wait(&mut state),
+            }
+        };
+        state.call = Some((Instant::now(), 0));
+        drop(state);
+        if let Call::Submit(AnyJob::Store(job)) = &call {
+            // Here, where nothing waits for the interpreter.
+            for index in 0..job.len() {
+                job.checksum(index);
+            }
+        }
+        Some(call)
+    }
+
+    /// Notes that the tier is about to be handed a job.
+    pub(super) fn goes_out(&self, job: AnyJob, handle: &Arc<Handle>) {
+        let mut state = self.state.lock();
+        state.gap = FIRST_GAP;
+        // A tier that moves the bytes at once has its result ready.
+        let since = Instant::now();
+        state.poll_at = Some(since);
+        let handle = Arc::downgrade(handle);
+        state.out.insert(job.id(), Out { job, handle, since, report: None, free_since: None });
+    }
+
+    pub(super) fn answer(&self, keys: &KeyBatch, said: &[Presence]) {
+        self.state.lock().answers.put(keys, said);
+    }
+
+    /// A job that the tier has and did not report, what takes it back, and since when it has it;
+    /// or what is wrong with its number.
+    pub(super) fn find(&self, id: JobId) -> Result<(AnyJob, Weak<Handle>, Instant), Fault> {
+        let state = self.state.lock();
+        match state.out.get(&id) {
+            Some(out) if out.report.is_none() => {
+                Ok((out.job.clone(), out.handle.clone(), out.since))
+            }
+            _ if state.reported.contains(&id) => Err(Fault::RepeatedJob),
+            _ => Err(Fault::UnknownJob),
+        }
+    }
+
+    /// Takes a job's report.
+    pub(super) fn reported(&self, id: JobId, report: Report) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        let Some(out) = state.out.get_mut(&id) else {
+            return;
+        };
+        let keys = &out.job.chunks().keys;
+        keys.iter().chain(&report.evicted).for_each(|key| state.answers.forget(key));
+        if matches!(out.job, AnyJob::Load(_)) {
+            // A load's result has no place for them.
+            state.removed.extend(report.evicted.iter().map(Box::from));
+        }
+        out.report = Some(report);
+        state.reported.push_back(id);
+        if state.reported.len() > REMEMBERED {
+            state.reported.pop_front();
+        }
+        state.gap = FIRST_GAP;
+        if out.free_since.is_some() {
+            state.settle(id);
+        }
+    }
+
+    /// More results of one call of `finished` than there can be.
+    pub(super) fn most_results(&self) -> usize {
+        self.state.lock().out.len() + REMEMBERED
+    }
+
+    /// How many keys the tier may say it removed.
+    pub(super) fn room_for_removed(&self) -> usize {
+        MOST_REMOVED.saturating_sub(self.state.lock().removed.len())
+    }
+
+    pub(super) fn removed(&self, keys: Vec<Box<[u8]>>) {
+        let mut state = self.state.lock();
+        for key in &keys {
+            state.answers.forget(key);
+        }
+        state.removed.extend(keys);
+    }
+
+    pub(super) fn has_usage(&self, usage: Usage) {
+        self.state.lock().usage = usage;
+    }
+
+    pub(super) fn begins(&self) {
+        self.state.lock().thread = Some(std::thread::current().id());
+    }
+
+    /// The thread ends: what the tier still has is lost, as soon as it lets go of it.
+    pub(super) fn ends(&self) {
+        let mut state = self.state.lock();
+        state.phase = Phase::Ended;
+        state.call = None;
+        let out = std::mem::take(&mut state.out);
+        let queued = (std::mem::take(&mut state.loads), std::mem::take(&mut state.others));
+        let settled = std::mem::take(&mut state.settled);
+        drop(state);
+        self.resolve(settled);
+        drop((out, queued));
+        self.ended.notify_all();
+    }
+
+    /// Resolves jobs: compares what was loaded, then lets them go.
+    fn resolve(&self, settled: Vec<(AnyJob, Option<Report>)>) {
+        for (job, report) in settled {
+            let Some(report) = report else {
+                continue;
+            };
+            let corrupt = report.apply(&job);
+            if corrupt.is_empty() {
+                continue;
+            }
+            self.warn(|| format!("{} damaged chunks of job {}", corrupt.len(), job.id()));
+            let mut state = self.state.lock();
+            corrupt.iter().for_each(|key| state.answers.forget(key));
+            if self.wants.discard && state.phase == Phase::Open {
+                state.discards.push_back(corrupt);
+            }
+        }
+    }
+}
+
+impl State {
+    fn blocked_for(&self, now: Instant) -> Duration {
+        self.call.map_or(Duration::ZERO, |(began, _)| now.saturating_duration_since(began))
+    }
+
+    fn call_is_over(&mut self) {
+        self.call = None;
+        if !std::mem::take(&mut self.polling) {
+            return;
+        }
+        let polls = self.polls;
+        let lost = self.out.extract_if(|_, out| {
+            out.report.is_none() && out.free_since.is_some_and(|since| since < polls)
+        });
+        self.settled.extend(lost.map(|(_, out)| (out.job, None)));
+        if self.out.values().any(|out| out.report.is_none()) {
+            let at = Instant::now() + self.gap;
+            self.poll_at = Some(self.poll_at.map_or(at, |sooner| sooner.min(at)));
+            self.gap = (self.gap * 2).min(LAST_GAP);
+        }
+    }
+
+    /// A job's end is known.
+    fn settle(&mut self, id: JobId) {
+        if let Some(out) = self.out.remove(&id) {
+            self.settled.push((out.job, out.report));
+        }
+    }
+
+    /// The next call: of each kind in turn, so that none waits for ever.
+    fn pick(&mut self, now: Instant) -> Option<Call> {
+        const KINDS: usize = 4;
+        if let Some(keys) = self.discards.pop_front() {
+            return Some(Call::Discard(keys));
+        }
+        for step in 0..KINDS {
+            let turn = (self.turn + step) % KINDS;
+            let call = match turn {
+                0 => self.poll_if_due(now),
+                1 => self.answers.take_asked().map(Call::Lookup),
+                2 => self.loads.pop_front().map(Call::Submit),
+                _ => self.others.pop_front(),
+            };
+            let Some(call) = call.filter(|_| self.phase == Phase::Open || turn == 0) else {
+                continue;
+            };
+            self.turn = turn + 1;
+            self.hints -= call.weight();
+            match call {
+                Call::Submit(job) if job.is_cancelled() => self.settled.push((job, None)),
+                call => return Some(call),
+            }
+        }
+        None
+    }
+
+    fn poll_if_due(&mut self, now: Instant) -> Option<Call> {
+        match self.phase {
+            Phase::Open if self.poll_at.is_none_or(|at| now < at) => return None,
+            Phase::Open => {}
+            Phase::Closing => self.phase = Phase::LastPoll,
+            Phase::LastPoll | Phase::Ended => return None,
+        }
+        self.poll_at = None;
+        self.polls += 1;
+        self.polling = true;
+        Some(Call::Poll)
+    }
+
+    /// Queued jobs that nobody waits for any more.
+    fn take_withdrawn(&mut self) -> Vec<Call> {
+        let (mut withdrawn, loads) = (Vec::new(), std::mem::take(&mut self.loads));
+        for job in loads {
+            if job.is_cancelled() {
+                withdrawn.push(Call::Submit(job));
+            } else {
+                self.loads.push_back(job);
+            }
+        }
+        for call in std::mem::take(&mut self.others) {
+            match &call {
+                Call::Submit(job) if job.is_cancelled() => withdrawn.push(call),
+                _ => self.others.push_back(call),
+            }
+        }
+        withdrawn
+    }
+}
+
+impl Call {
+    /// What it takes of the room for hints.
+    fn weight(&self) -> usize {
+        match self {
+            Self::Touch(keys) => keys.len(),
+            Self::FinishRequest(_) => 1,
+            _ => 0,
+        }
+    }
+}
