@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `shared.rs` | what the thread shares with the engine |
 //! | `answers.rs` | look-ups: asked there, answered here |
+//! | `out.rs` | jobs that the tier has, and when it is asked for their results |
 //! | `job.rs` | a job as Python sees it; who may touch its slots, and until when |
 //! | `report.rs` | what the tier says of a job |
 //! | `port.rs` | what the thread's loop, `kvtier/tiers/thread.py`, calls |
@@ -20,6 +21,7 @@
 mod answers;
 mod job;
 mod open;
+mod out;
 mod port;
 mod report;
 mod shared;

@@ -119,6 +119,7 @@ impl TierPort {
                 break;
             }
         }
+        self.shared.polled();
         Ok(any)
     }
 

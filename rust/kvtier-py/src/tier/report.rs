@@ -87,9 +87,7 @@ pub(super) fn take(shared: &Shared, result: &Bound<'_, PyAny>) -> PyResult<()> {
         }
     };
     let report = read(shared, result, &job, since)?;
-    // The core's job must not resolve while Python runs: `shared` keeps it until it has settled.
-    drop(job);
-    shared.reported(id, report);
+    shared.reported(&job, report);
     handle.upgrade().map_or(Ok(()), |handle| handle.release(py))
 }
 

@@ -3,13 +3,8 @@
 //! One lock, a leaf, held for bookkeeping only: never while Python runs, a chunk is copied or
 //! compared, a line is logged, or a job is dropped. The engine's side ([`PyTier`](super::PyTier))
 //! only queues and reads; the tier's thread takes [`Call`]s, makes them, and comes back.
-//!
-//! # A job that is out
-//! It resolves when two things happened, in either order: the tier *reported* it, and let go of
-//! every view (it is *free*). A job that is free and was not reported when a later call of
-//! `finished` is over is lost: nobody can report it but by its number, and nobody has its bytes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -21,6 +16,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::answers::Answers;
 use super::job::{AnyJob, Handle};
+use super::out::{Outstanding, Settled};
 use super::report::Report;
 use crate::fork::Home;
 
@@ -28,12 +24,6 @@ use crate::fork::Home;
 const MOST_HINTS: usize = 1 << 16;
 /// Keys that the tier removed and the engine did not fetch yet; more are left with the tier.
 const MOST_REMOVED: usize = 1 << 16;
-/// Reported jobs that are remembered, to tell a repeated report from an unknown job.
-const REMEMBERED: usize = 256;
-/// How soon `finished` is asked again while jobs are out; doubles each time in vain ...
-const FIRST_GAP: Duration = Duration::from_millis(1);
-/// ... up to this.
-const LAST_GAP: Duration = Duration::from_millis(32);
 /// How long `close` waits for a call that runs.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -55,16 +45,6 @@ pub(super) struct Wants {
     pub(super) finish_request: bool,
 }
 
-/// A job that the tier has.
-struct Out {
-    job: AnyJob,
-    handle: Weak<Handle>,
-    since: Instant,
-    report: Option<Report>,
-    /// How many calls of `finished` had begun when nobody held it any more.
-    free_since: Option<u64>,
-}
-
 #[derive(PartialEq, Eq, Clone, Copy)]
 enum Phase {
     Open,
@@ -84,15 +64,8 @@ struct State {
     /// Everything else, in the order it came.
     others: VecDeque<Call>,
     hints: usize,
-    out: HashMap<JobId, Out>,
-    /// Jobs whose end is known, to be resolved without the lock.
-    settled: Vec<(AnyJob, Option<Report>)>,
-    reported: VecDeque<JobId>,
+    out: Outstanding,
     turn: usize,
-    polls: u64,
-    polling: bool,
-    poll_at: Option<Instant>,
-    gap: Duration,
     /// When the call that the tier is in began, and how often it was found to take too long.
     call: Option<(Instant, u32)>,
     /// `close` waited in vain, and does not again.
@@ -135,14 +108,8 @@ impl Shared {
                 loads: VecDeque::new(),
                 others: VecDeque::new(),
                 hints: 0,
-                out: HashMap::new(),
-                settled: Vec::new(),
-                reported: VecDeque::new(),
+                out: Outstanding::new(),
                 turn: 0,
-                polls: 0,
-                polling: false,
-                poll_at: None,
-                gap: FIRST_GAP,
                 call: None,
                 left_behind: false,
                 removed: Vec::new(),
@@ -252,7 +219,7 @@ impl Shared {
         }
         let withdrawn = state.take_withdrawn();
         if !state.out.is_empty() {
-            state.poll_at = Some(now);
+            state.out.poll_soon();
         }
         drop(state);
         drop(withdrawn);
@@ -269,27 +236,14 @@ impl Shared {
     /// Asks the tier for news soon.
     pub(super) fn notify(&self) {
         if self.is_home() {
-            let mut state = self.state.lock();
-            state.poll_at = Some(Instant::now());
-            drop(state);
+            self.state.lock().out.poll_soon();
             self.wake.notify_one();
         }
     }
 
     /// Nobody but this side holds the job any more.
     pub(super) fn let_go(&self, id: JobId) {
-        let mut state = self.state.lock();
-        let polls = state.polls;
-        let Some(out) = state.out.get_mut(&id) else {
-            return;
-        };
-        out.free_since = Some(polls);
-        if out.report.is_some() {
-            state.settle(id);
-        } else {
-            state.poll_at = Some(Instant::now());
-        }
-        drop(state);
+        self.state.lock().out.let_go(id);
         self.wake.notify_one();
     }
 
@@ -337,15 +291,16 @@ impl Shared {
     /// The next call to make; `None` when there will be none. Resolves what has settled before.
     pub(super) fn next(&self) -> Option<Call> {
         let mut state = self.state.lock();
-        state.call_is_over();
+        state.call = None;
+        state.out.call_is_over();
         let call = loop {
             let call = state.pick(Instant::now());
-            let settled = std::mem::take(&mut state.settled);
+            let settled = state.out.take_settled();
             let nothing = settled.is_empty();
             if !nothing {
                 MutexGuard::unlocked(&mut state, || self.resolve(settled));
             }
-            match (call, state.poll_at) {
+            match (call, state.out.poll_at()) {
                 (Some(call), _) => break call,
                 _ if !nothing => {}
                 _ if state.phase != Phase::Open => return None,
@@ -364,61 +319,41 @@ impl Shared {
         Some(call)
     }
 
-    /// Notes that the tier is about to be handed a job.
+    /// The tier is about to be handed a job.
     pub(super) fn goes_out(&self, job: AnyJob, handle: &Arc<Handle>) {
-        let mut state = self.state.lock();
-        state.gap = FIRST_GAP;
-        // A tier that moves the bytes at once has its result ready.
-        let since = Instant::now();
-        state.poll_at = Some(since);
-        let handle = Arc::downgrade(handle);
-        state.out.insert(job.id(), Out { job, handle, since, report: None, free_since: None });
+        self.state.lock().out.add(job, handle);
     }
 
     pub(super) fn answer(&self, keys: &KeyBatch, said: &[Presence]) {
         self.state.lock().answers.put(keys, said);
     }
 
-    /// A job that the tier has and did not report, what takes it back, and since when it has it;
-    /// or what is wrong with its number.
+    /// See [`Outstanding::find`].
     pub(super) fn find(&self, id: JobId) -> Result<(AnyJob, Weak<Handle>, Instant), Fault> {
-        let state = self.state.lock();
-        match state.out.get(&id) {
-            Some(out) if out.report.is_none() => {
-                Ok((out.job.clone(), out.handle.clone(), out.since))
-            }
-            _ if state.reported.contains(&id) => Err(Fault::RepeatedJob),
-            _ => Err(Fault::UnknownJob),
-        }
+        self.state.lock().out.find(id)
     }
 
     /// Takes a job's report.
-    pub(super) fn reported(&self, id: JobId, report: Report) {
+    pub(super) fn reported(&self, job: &AnyJob, report: Report) {
         let mut state = self.state.lock();
-        let state = &mut *state;
-        let Some(out) = state.out.get_mut(&id) else {
-            return;
-        };
-        let keys = &out.job.chunks().keys;
-        keys.iter().chain(&report.evicted).for_each(|key| state.answers.forget(key));
-        if matches!(out.job, AnyJob::Load(_)) {
-            // A load's result has no place for them.
+        for key in job.chunks().keys.iter().chain(&report.evicted) {
+            state.answers.forget(key);
+        }
+        if matches!(job, AnyJob::Load(_)) {
+            // The result of a load has no place for them.
             state.removed.extend(report.evicted.iter().map(Box::from));
         }
-        out.report = Some(report);
-        state.reported.push_back(id);
-        if state.reported.len() > REMEMBERED {
-            state.reported.pop_front();
-        }
-        state.gap = FIRST_GAP;
-        if out.free_since.is_some() {
-            state.settle(id);
-        }
+        state.out.reported(job.id(), report);
     }
 
-    /// More results of one call of `finished` than there can be.
+    /// The tier gave all the results it had.
+    pub(super) fn polled(&self) {
+        self.state.lock().out.polled();
+    }
+
+    /// See [`Outstanding::most_results`].
     pub(super) fn most_results(&self) -> usize {
-        self.state.lock().out.len() + REMEMBERED
+        self.state.lock().out.most_results()
     }
 
     /// How many keys the tier may say it removed.
@@ -447,17 +382,16 @@ impl Shared {
         let mut state = self.state.lock();
         state.phase = Phase::Ended;
         state.call = None;
-        let out = std::mem::take(&mut state.out);
+        let settled = state.out.take_all();
         let queued = (std::mem::take(&mut state.loads), std::mem::take(&mut state.others));
-        let settled = std::mem::take(&mut state.settled);
         drop(state);
         self.resolve(settled);
-        drop((out, queued));
+        drop(queued);
         self.ended.notify_all();
     }
 
     /// Resolves jobs: compares what was loaded, then lets them go.
-    fn resolve(&self, settled: Vec<(AnyJob, Option<Report>)>) {
+    fn resolve(&self, settled: Vec<Settled>) {
         for (job, report) in settled {
             let Some(report) = report else {
                 continue;
@@ -481,30 +415,6 @@ impl State {
         self.call.map_or(Duration::ZERO, |(began, _)| now.saturating_duration_since(began))
     }
 
-    fn call_is_over(&mut self) {
-        self.call = None;
-        if !std::mem::take(&mut self.polling) {
-            return;
-        }
-        let polls = self.polls;
-        let lost = self.out.extract_if(|_, out| {
-            out.report.is_none() && out.free_since.is_some_and(|since| since < polls)
-        });
-        self.settled.extend(lost.map(|(_, out)| (out.job, None)));
-        if self.out.values().any(|out| out.report.is_none()) {
-            let at = Instant::now() + self.gap;
-            self.poll_at = Some(self.poll_at.map_or(at, |sooner| sooner.min(at)));
-            self.gap = (self.gap * 2).min(LAST_GAP);
-        }
-    }
-
-    /// A job's end is known.
-    fn settle(&mut self, id: JobId) {
-        if let Some(out) = self.out.remove(&id) {
-            self.settled.push((out.job, out.report));
-        }
-    }
-
     /// The next call: of each kind in turn, so that none waits for ever.
     fn pick(&mut self, now: Instant) -> Option<Call> {
         const KINDS: usize = 4;
@@ -525,7 +435,7 @@ impl State {
             self.turn = turn + 1;
             self.hints -= call.weight();
             match call {
-                Call::Submit(job) if job.is_cancelled() => self.settled.push((job, None)),
+                Call::Submit(job) if job.is_cancelled() => self.out.withdraw(job),
                 call => return Some(call),
             }
         }
@@ -534,14 +444,12 @@ impl State {
 
     fn poll_if_due(&mut self, now: Instant) -> Option<Call> {
         match self.phase {
-            Phase::Open if self.poll_at.is_none_or(|at| now < at) => return None,
+            Phase::Open if self.out.poll_at().is_none_or(|at| now < at) => return None,
             Phase::Open => {}
             Phase::Closing => self.phase = Phase::LastPoll,
             Phase::LastPoll | Phase::Ended => return None,
         }
-        self.poll_at = None;
-        self.polls += 1;
-        self.polling = true;
+        self.out.begin_poll();
         Some(Call::Poll)
     }
 
