@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from tests.tiers.plain import KEY_BYTES, PATIENCE_S, Bench, Plain, keys
 
 import kvtier
 from kvtier import HIT, HIT_PENDING, MISS, JobResult, TierContext, TierJob, TierUsage
-from tests.tiers.plain import KEY_BYTES, PATIENCE_S, Bench, Plain, keys
 
 METHODS = (
     "lookup",
@@ -35,7 +35,6 @@ class Broken(Plain):
     def __init__(self, context: TierContext) -> None:
         super().__init__(context)
         self.broken = set()
-        self.called: list[str] = []
 
     def instead(self) -> Any:
         raise NotImplementedError
@@ -52,20 +51,17 @@ class Broken(Plain):
     def finished(self) -> Iterable[JobResult]:
         return self.instead() if "finished" in self.broken else super().finished()
 
-    def touch(self, keys: Sequence[bytes]) -> None:
-        self.called.append("touch")
+    def touch(self, keys: Sequence[bytes]) -> None:  # noqa: ARG002
         if "touch" in self.broken:
             self.instead()
 
     def discard(self, keys: Sequence[bytes]) -> None:
-        self.called.append("discard")
         for key in keys:
             del self.kept[key]
         if "discard" in self.broken:
             self.instead()
 
-    def finish_request(self, request: int) -> None:
-        self.called.append("finish_request")
+    def finish_request(self, request: int) -> None:  # noqa: ARG002
         if "finish_request" in self.broken:
             self.instead()
 
@@ -148,7 +144,7 @@ def test_a_constructor_that_raises_is_heard_and_the_tiers_before_it_are_closed(
     tmp_path: Path,
 ) -> None:
     class Unhappy(Plain):
-        def __init__(self, context: TierContext) -> None:
+        def __init__(self, context: TierContext) -> None:  # noqa: ARG002
             raise ZeroDivisionError("planted")
 
     kvtier.register_tier("unhappy", Unhappy)
@@ -158,25 +154,30 @@ def test_a_constructor_that_raises_is_heard_and_the_tiers_before_it_are_closed(
     kvtier.Manager(kvtier.Region(1, 4096), [disk], key_bytes=KEY_BYTES).shutdown()
 
 
+def result(*fields: Any, **named: Any) -> JobResult:
+    """A result of any types."""
+    return JobResult(*fields, **named)
+
+
 @pytest.mark.parametrize(
     ("reports", "faults"),
     [
-        (lambda job: [JobResult(job + 1000)], {"unknown_job": 1}),
-        (lambda job: [JobResult(job, done=keys(1)), JobResult(job)], {"repeated_job": 1}),
-        (lambda job: [JobResult(job, done=keys(1, 8, 9))], {"foreign_key": 2}),
-        (lambda job: [JobResult(job, failed={keys(9)[0]: "io"})], {"foreign_key": 1}),
-        (lambda job: [JobResult(job, done=[1, "a"])], {"bad_value": 2}),
-        (lambda job: [JobResult(job, done=keys(1)[0])], {"bad_value": 1}),
-        (lambda job: [JobResult(job, done=7)], {"bad_value": 1}),
-        (lambda job: [JobResult(job, failed=keys(1))], {"bad_value": 1}),
-        (lambda job: [JobResult(job, failed={keys(1)[0]: "bored"})], {"bad_value": 1}),
-        (lambda job: [JobResult(job, evicted=[b"short"])], {"bad_value": 1}),
-        (lambda job: [JobResult(job, seconds=-1.0)], {"bad_value": 1}),
-        (lambda job: [JobResult(job, seconds="long")], {"bad_value": 1}),
-        (lambda job: [JobResult(str(job))], {"bad_value": 1}),
+        (lambda job: [result(job + 1000)], {"unknown_job": 1}),
+        (lambda job: [result(job, done=keys(1)), result(job)], {"repeated_job": 1}),
+        (lambda job: [result(job, done=keys(1, 8, 9))], {"foreign_key": 2}),
+        (lambda job: [result(job, failed={keys(9)[0]: "io"})], {"foreign_key": 1}),
+        (lambda job: [result(job, done=[1, "a"])], {"bad_value": 2}),
+        (lambda job: [result(job, done=keys(1)[0])], {"bad_value": 1}),
+        (lambda job: [result(job, done=7)], {"bad_value": 1}),
+        (lambda job: [result(job, failed=keys(1))], {"bad_value": 1}),
+        (lambda job: [result(job, failed={keys(1)[0]: "bored"})], {"bad_value": 1}),
+        (lambda job: [result(job, evicted=[b"short"])], {"bad_value": 1}),
+        (lambda job: [result(job, seconds=-1.0)], {"bad_value": 1}),
+        (lambda job: [result(job, seconds="long")], {"bad_value": 1}),
+        (lambda job: [result(str(job))], {"bad_value": 1}),
         (lambda job: [job], {"bad_value": 1}),
-        (lambda job: None, {"bad_value": 1}),
-        (lambda job: 3, {"bad_value": 1}),
+        (lambda _: None, {"bad_value": 1}),
+        (lambda _: 3, {"bad_value": 1}),
     ],
 )
 def test_a_report_that_can_not_be(reports: Any, faults: dict[str, int]) -> None:

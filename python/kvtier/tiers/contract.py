@@ -51,10 +51,8 @@ class JobResult:
     """`TierJob.id`."""
     done: Collection[bytes] | Mapping[bytes, int] = ()
     """The keys that were stored, or of a load, with each key the checksum it was stored with."""
-    failed: Mapping[bytes, Literal["io", "corrupt", "missing", "full", "lost"]] = field(
-        default_factory=dict
-    )
-    """The keys that were not moved, and why."""
+    failed: Mapping[bytes, str] = field(default_factory=dict)
+    """The keys that were not moved, and why: "io", "corrupt", "missing", "full" or "lost"."""
     evicted: Collection[bytes] = ()
     """The keys that had to go for it."""
     seconds: float | None = None

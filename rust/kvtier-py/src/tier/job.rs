@@ -1,8 +1,9 @@
 //! A job as a Python tier sees it, and the views of its slots.
 //!
 //! ```text
-//! TierJob --> Handle --> Hold -----------------> the core's job
-//!                `-> memoryviews --> Chunk --> Hold
+//! TierJob --> Handle --> Hold -------------------> the core's job
+//!               `-> memoryviews --> Chunk --> Hold
+//! Lent - - - - - - - - - ^ (weakly)
 //! ```
 //!
 //! A [`Hold`] is shared by the job and by every [`Chunk`], the owner of a view's bytes. When the
@@ -13,14 +14,14 @@
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use kvtier_core::tier::{Job, LoadJob, StoreJob};
 use parking_lot::Mutex;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyMemoryView};
+use pyo3::types::{PyList, PyMemoryView, PyWeakrefMethods, PyWeakrefReference};
 
 use super::shared::Shared;
 use crate::convert::key_list;
@@ -70,27 +71,34 @@ impl Drop for Hold {
     }
 }
 
-/// What is taken back from the tier when it has reported the job.
-#[derive(Default)]
-pub(super) struct Handle(Mutex<Option<(Arc<Hold>, Py<PyList>)>>);
+/// What a [`TierJob`] holds of its job until it was reported.
+struct Handle {
+    hold: Arc<Hold>,
+    chunks: Py<PyList>,
+}
 
-impl Handle {
+/// What was lent to the tier, and is taken back when it has reported the job. Keeps none of it.
+pub(super) struct Lent {
+    views: Vec<Py<PyWeakrefReference>>,
+    handle: Weak<Mutex<Option<Handle>>>,
+}
+
+impl Lent {
     /// Releases the views that were given to the tier; those that it made itself, by slicing or
     /// with numpy, stay until it drops them.
-    pub(super) fn release(&self, py: Python<'_>) -> PyResult<()> {
-        let Some((_hold, views)) = self.0.lock().take() else {
-            return Ok(());
-        };
-        let views = views.bind(py);
-        for view in views.iter() {
+    pub(super) fn take_back(&self, py: Python<'_>) -> PyResult<()> {
+        for view in &self.views {
+            let Some(view) = view.bind(py).upgrade() else {
+                continue;
+            };
             match view.call_method0("release") {
                 // Something still looks through it.
                 Err(error) if error.is_instance_of::<PyBufferError>(py) => {}
                 done => drop(done?),
             }
         }
-        views.call_method0("clear")?;
-        Ok(())
+        let handle = self.handle.upgrade().and_then(|handle| handle.lock().take());
+        handle.map_or(Ok(()), |handle| handle.chunks.call_method0(py, "clear").map(drop))
     }
 }
 
@@ -107,7 +115,7 @@ pub(crate) struct TierJob {
     chunks: Py<PyList>,
     #[pyo3(get)]
     checksums: Py<PyList>,
-    handle: Arc<Handle>,
+    handle: Arc<Mutex<Option<Handle>>>,
 }
 
 #[pymethods]
@@ -115,7 +123,7 @@ impl TierJob {
     #[getter]
     fn cancelled(&self) -> bool {
         // What was reported is not waited for either.
-        self.handle.0.lock().as_ref().is_none_or(|(hold, _)| hold.job.is_cancelled())
+        self.handle.lock().as_ref().is_none_or(|handle| handle.hold.job.is_cancelled())
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
@@ -129,29 +137,34 @@ impl TierJob {
 }
 
 impl TierJob {
-    /// The job for Python, and what takes it back.
+    /// The job for Python, and what was lent with it.
     pub(super) fn new(
         py: Python<'_>,
         job: &AnyJob,
         shared: &Arc<Shared>,
-    ) -> PyResult<(Self, Arc<Handle>)> {
+    ) -> PyResult<(Self, Arc<Lent>)> {
         let (id, request) = (job.id(), job.request());
         let hold =
             Arc::new(Hold { job: ManuallyDrop::new(job.clone()), shared: Arc::clone(shared) });
-        let views = PyList::empty(py);
+        let list = PyList::empty(py);
+        let mut views = Vec::with_capacity(job.len());
         for index in 0..job.len() {
             let chunk = Bound::new(py, Chunk { index, hold: Arc::clone(&hold) })?;
-            views.append(PyMemoryView::from(chunk.as_any())?)?;
+            let view = PyMemoryView::from(chunk.as_any())?;
+            views.push(PyWeakrefReference::new(&view)?.unbind());
+            list.append(view)?;
         }
         let checksums = match job {
             AnyJob::Store(job) => PyList::new(py, (0..job.len()).map(|at| job.checksum(at).0))?,
             AnyJob::Load(_) => PyList::empty(py),
         };
+        let checksums = checksums.unbind();
         let keys = key_list(py, job.chunks().keys.iter())?.unbind();
-        let chunks = views.unbind();
-        let handle = Arc::new(Handle(Mutex::new(Some((hold, chunks.clone_ref(py))))));
-        let seen = Arc::clone(&handle);
-        Ok((Self { id, request, keys, chunks, checksums: checksums.unbind(), handle }, seen))
+        let chunks = list.unbind();
+        let handle = Handle { hold, chunks: chunks.clone_ref(py) };
+        let handle = Arc::new(Mutex::new(Some(handle)));
+        let lent = Arc::new(Lent { views, handle: Arc::downgrade(&handle) });
+        Ok((Self { id, request, keys, chunks, checksums, handle }, lent))
     }
 }
 

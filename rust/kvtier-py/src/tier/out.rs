@@ -8,12 +8,12 @@
 //! [`FIRST_GAP`], twice that, and so on. Invariant: a job is in `jobs` or in `settled`, or gone.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvtier_core::tier::{Fault, JobId};
 
-use super::job::{AnyJob, Handle};
+use super::job::{AnyJob, Lent};
 use super::report::Report;
 
 /// Reported jobs that are remembered, to tell a repeated report from an unknown job.
@@ -26,7 +26,7 @@ const LAST_GAP: Duration = Duration::from_millis(32);
 /// A job that the tier has.
 struct Out {
     job: AnyJob,
-    handle: Weak<Handle>,
+    lent: Arc<Lent>,
     since: Instant,
     report: Option<Report>,
     /// How many calls of `finished` had begun when nobody held it any more.
@@ -79,21 +79,20 @@ impl Outstanding {
     }
 
     /// The tier is handed a job.
-    pub(super) fn add(&mut self, job: AnyJob, handle: &Arc<Handle>) {
-        let handle = Arc::downgrade(handle);
+    pub(super) fn add(&mut self, job: AnyJob, lent: Arc<Lent>) {
         let since = Instant::now();
-        self.jobs.insert(job.id(), Out { job, handle, since, report: None, free_since: None });
+        self.jobs.insert(job.id(), Out { job, lent, since, report: None, free_since: None });
         // A tier that moves the bytes at once has its result ready.
         self.poll_soon();
         self.gap = FIRST_GAP;
     }
 
-    /// A job that the tier did not report yet, what takes it back, and since when it has it; or
+    /// A job that the tier did not report yet, what was lent with it, and since when it has it; or
     /// what is wrong with the number.
-    pub(super) fn find(&self, id: JobId) -> Result<(AnyJob, Weak<Handle>, Instant), Fault> {
+    pub(super) fn find(&self, id: JobId) -> Result<(AnyJob, Arc<Lent>, Instant), Fault> {
         match self.jobs.get(&id) {
-            Some(Out { job, handle, since, report: None, .. }) => {
-                Ok((job.clone(), handle.clone(), *since))
+            Some(Out { job, lent, since, report: None, .. }) => {
+                Ok((job.clone(), Arc::clone(lent), *since))
             }
             _ if self.reported.contains(&id) => Err(Fault::RepeatedJob),
             _ => Err(Fault::UnknownJob),

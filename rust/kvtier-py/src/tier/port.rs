@@ -59,9 +59,9 @@ impl TierPort {
                 ("lookup", asked)
             }
             Call::Submit(job) => {
-                let (given, handle) = TierJob::new(py, &job, &self.shared)?;
+                let (given, lent) = TierJob::new(py, &job, &self.shared)?;
                 let method = job.method();
-                self.shared.goes_out(job, &handle);
+                self.shared.goes_out(job, lent);
                 (method, Bound::new(py, given)?.into_any())
             }
             Call::Touch(keys) => ("touch", list(&keys)?),

@@ -76,7 +76,7 @@ pub(super) fn take(shared: &Shared, result: &Bound<'_, PyAny>) -> PyResult<()> {
         bad_value(shared, "JobResult.job is", "a job's id", &number);
         return Ok(());
     };
-    let (job, handle, since) = match shared.find(id) {
+    let (job, lent, since) = match shared.find(id) {
         Ok(found) => found,
         Err(fault) => {
             shared.fault(fault, || match fault {
@@ -88,7 +88,7 @@ pub(super) fn take(shared: &Shared, result: &Bound<'_, PyAny>) -> PyResult<()> {
     };
     let report = read(shared, result, &job, since)?;
     shared.reported(&job, report);
-    handle.upgrade().map_or(Ok(()), |handle| handle.release(py))
+    lent.take_back(py)
 }
 
 fn read(

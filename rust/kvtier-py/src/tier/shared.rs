@@ -5,7 +5,7 @@
 //! only queues and reads; the tier's thread takes [`Call`]s, makes them, and comes back.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use kvtier_core::tier::{Fault, JobId, News, Presence, RequestId, Usage};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::answers::Answers;
-use super::job::{AnyJob, Handle};
+use super::job::{AnyJob, Lent};
 use super::out::{Outstanding, Settled};
 use super::report::Report;
 use crate::fork::Home;
@@ -320,8 +320,8 @@ impl Shared {
     }
 
     /// The tier is about to be handed a job.
-    pub(super) fn goes_out(&self, job: AnyJob, handle: &Arc<Handle>) {
-        self.state.lock().out.add(job, handle);
+    pub(super) fn goes_out(&self, job: AnyJob, lent: Arc<Lent>) {
+        self.state.lock().out.add(job, lent);
     }
 
     pub(super) fn answer(&self, keys: &KeyBatch, said: &[Presence]) {
@@ -329,7 +329,7 @@ impl Shared {
     }
 
     /// See [`Outstanding::find`].
-    pub(super) fn find(&self, id: JobId) -> Result<(AnyJob, Weak<Handle>, Instant), Fault> {
+    pub(super) fn find(&self, id: JobId) -> Result<(AnyJob, Arc<Lent>, Instant), Fault> {
         self.state.lock().out.find(id)
     }
 
