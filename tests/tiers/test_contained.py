@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -157,6 +158,26 @@ def test_a_constructor_that_raises_is_heard_and_the_tiers_before_it_are_closed(
 def result(*fields: Any, **named: Any) -> JobResult:
     """A result of any types."""
     return JobResult(*fields, **named)
+
+
+def test_an_interrupt_while_a_constructor_waits_closes_the_tier_when_it_is_open() -> None:
+    gate, closed = threading.Event(), threading.Event()
+
+    class Waiting(Plain):
+        def __init__(self, context: TierContext) -> None:
+            _thread.interrupt_main()
+            assert gate.wait(PATIENCE_S)
+            super().__init__(context)
+
+        def shutdown(self) -> None:
+            closed.set()
+
+    Waiting.made = []
+    kvtier.register_tier("waiting", Waiting)
+    with pytest.raises(KeyboardInterrupt):
+        kvtier.Manager(kvtier.Region(1, 4096), [{"type": "waiting"}], key_bytes=KEY_BYTES)
+    gate.set()
+    assert closed.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize(

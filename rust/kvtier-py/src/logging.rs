@@ -118,6 +118,10 @@ impl LogLines {
 
     /// Takes no more lines.
     fn close(&self) {
+        // The locks of another process can not be trusted.
+        if !self.0.home.is_here() {
+            return;
+        }
         self.0.waiting.lock().closed = true;
         self.0.arrived.notify_one();
     }

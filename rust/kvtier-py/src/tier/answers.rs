@@ -39,6 +39,10 @@ impl Answers {
         Self { young: HashMap::new(), old: HashMap::new(), to_ask: VecDeque::new(), key_bytes }
     }
 
+    pub(super) fn key_bytes(&self) -> usize {
+        self.key_bytes
+    }
+
     /// What is known of a key; asks for one that nothing is known of.
     pub(super) fn get(&mut self, key: &[u8], now: Instant) -> Presence {
         let known = match self.young.get_mut(key) {

@@ -24,6 +24,8 @@ use crate::fork::Home;
 const MOST_HINTS: usize = 1 << 16;
 /// Keys that the tier removed and the engine did not fetch yet; more are left with the tier.
 const MOST_REMOVED: usize = 1 << 16;
+/// Faults of a kind that one step tells; the others come with the next ones.
+const MOST_FAULTS: u32 = 1 << 10;
 /// How long `close` waits for a call that runs.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -60,7 +62,7 @@ struct State {
     answers: Answers,
     /// Before all else: no look-up may find what turned out bad.
     discards: VecDeque<KeyBatch>,
-    loads: VecDeque<AnyJob>,
+    loads: VecDeque<Call>,
     /// Everything else, in the order it came.
     others: VecDeque<Call>,
     hints: usize,
@@ -161,8 +163,7 @@ impl Shared {
         let now = Instant::now();
         let mut state = self.state.lock();
         if state.phase != Phase::Open || state.blocked_for(now) > self.patience {
-            presence.fill(Presence::Miss);
-            return;
+            return presence.fill(Presence::Miss);
         }
         for (&at, presence) in wanted.iter().zip(presence) {
             *presence = state.answers.get(keys.get(at as usize), now);
@@ -178,7 +179,7 @@ impl Shared {
             return drop(job);
         }
         match job {
-            AnyJob::Load(_) => state.loads.push_back(job),
+            AnyJob::Load(_) => state.loads.push_back(Call::Submit(job)),
             AnyJob::Store(_) => state.others.push_back(Call::Submit(job)),
         }
         drop(state);
@@ -202,7 +203,9 @@ impl Shared {
         let mut state = self.state.lock();
         news.removed.append(&mut state.removed);
         for ((_, fault), count) in Fault::ALL.iter().zip(&mut state.faults) {
-            news.faults.extend(std::iter::repeat_n(*fault, std::mem::take(count) as usize));
+            let told = (*count).min(MOST_FAULTS);
+            *count -= told;
+            news.faults.extend(std::iter::repeat_n(*fault, told as usize));
         }
         if state.call.is_none() && state.out.is_empty() {
             return;
@@ -254,7 +257,7 @@ impl Shared {
             return;
         }
         state.phase = Phase::Closing;
-        let queued = (std::mem::take(&mut state.loads), std::mem::take(&mut state.others));
+        let queued = state.take_queued();
         drop(state);
         drop(queued);
         self.wake.notify_one();
@@ -294,18 +297,19 @@ impl Shared {
         state.call = None;
         state.out.call_is_over();
         let call = loop {
-            let call = state.pick(Instant::now());
             let settled = state.out.take_settled();
-            let nothing = settled.is_empty();
-            if !nothing {
+            if !settled.is_empty() {
                 MutexGuard::unlocked(&mut state, || self.resolve(settled));
+                continue;
             }
-            match (call, state.out.poll_at()) {
-                (Some(call), _) => break call,
-                _ if !nothing => {}
-                _ if state.phase != Phase::Open => return None,
-                (None, Some(at)) => drop(self.wake.wait_until(&mut state, at)),
-                (None, None) => self.wake.wait(&mut state),
+            match state.pick(Instant::now()) {
+                Some(Call::Submit(job)) if job.is_cancelled() => state.out.withdraw(job),
+                Some(call) => break call,
+                None if state.phase != Phase::Open => return None,
+                None => match state.out.poll_at() {
+                    Some(at) => drop(self.wake.wait_until(&mut state, at)),
+                    None => self.wake.wait(&mut state),
+                },
             }
         };
         state.call = Some((Instant::now(), 0));
@@ -383,7 +387,7 @@ impl Shared {
         state.phase = Phase::Ended;
         state.call = None;
         let settled = state.out.take_all();
-        let queued = (std::mem::take(&mut state.loads), std::mem::take(&mut state.others));
+        let queued = state.take_queued();
         drop(state);
         self.resolve(settled);
         drop(queued);
@@ -426,17 +430,13 @@ impl State {
             let call = match turn {
                 0 => self.poll_if_due(now),
                 1 => self.answers.take_asked().map(Call::Lookup),
-                2 => self.loads.pop_front().map(Call::Submit),
+                2 => self.loads.pop_front(),
                 _ => self.others.pop_front(),
             };
-            let Some(call) = call.filter(|_| self.phase == Phase::Open || turn == 0) else {
-                continue;
-            };
-            self.turn = turn + 1;
-            self.hints -= call.weight();
-            match call {
-                Call::Submit(job) if job.is_cancelled() => self.out.withdraw(job),
-                call => return Some(call),
+            if let Some(call) = call {
+                self.turn = turn + 1;
+                self.hints -= call.weight();
+                return Some(call);
             }
         }
         None
@@ -453,21 +453,19 @@ impl State {
         Some(Call::Poll)
     }
 
+    /// All that is queued, to be dropped without the lock.
+    fn take_queued(&mut self) -> [VecDeque<Call>; 2] {
+        self.answers = Answers::new(self.answers.key_bytes());
+        [std::mem::take(&mut self.loads), std::mem::take(&mut self.others)]
+    }
+
     /// Queued jobs that nobody waits for any more.
-    fn take_withdrawn(&mut self) -> Vec<Call> {
-        let (mut withdrawn, loads) = (Vec::new(), std::mem::take(&mut self.loads));
-        for job in loads {
-            if job.is_cancelled() {
-                withdrawn.push(Call::Submit(job));
-            } else {
-                self.loads.push_back(job);
-            }
-        }
-        for call in std::mem::take(&mut self.others) {
-            match &call {
-                Call::Submit(job) if job.is_cancelled() => withdrawn.push(call),
-                _ => self.others.push_back(call),
-            }
+    fn take_withdrawn(&mut self) -> VecDeque<Call> {
+        let mut withdrawn = VecDeque::new();
+        for queue in [&mut self.loads, &mut self.others] {
+            let (mut gone, kept) = std::mem::take(queue).into_iter().partition(Call::is_withdrawn);
+            *queue = kept;
+            withdrawn.append(&mut gone);
         }
         withdrawn
     }
@@ -481,5 +479,9 @@ impl Call {
             Self::FinishRequest(_) => 1,
             _ => 0,
         }
+    }
+
+    fn is_withdrawn(&self) -> bool {
+        matches!(self, Self::Submit(job) if job.is_cancelled())
     }
 }
