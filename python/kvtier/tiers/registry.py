@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from typing import Any, NamedTuple
 
 from kvtier._kvtier import TIER_TYPES
@@ -89,6 +88,8 @@ def _find(kind: str, where: str) -> type[SecondaryTier]:
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(f"{where}: type = {kind!r} can not be imported: {error}") from error
         return _checked(found, where)
+    from importlib import metadata  # slow to import, and seldom needed
+
     installed = metadata.entry_points(group=ENTRY_POINTS)
     if kind in installed.names:
         point = installed[kind]

@@ -3,11 +3,14 @@
 //! A key is asked for once, whoever wants it. Its answer is kept until it was used and a second
 //! has passed, so that the look-ups of one request agree; until a job or the tier itself tells
 //! something newer; or until newer keys push it out. Memory: at most two generations of
-//! [`GENERATION`] keys, and [`MOST_BATCHES`] batches to ask for. Every call is O(1) a key.
+//! [`GENERATION`] answers, 40 bytes each, and [`MOST_BATCHES`] batches of keys to ask for. Every
+//! call is O(1) a key.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
 
+use foldhash::fast::RandomState;
 use kvtier_core::key::KeyBatch;
 use kvtier_core::tier::Presence;
 
@@ -26,17 +29,22 @@ enum Entry {
     Answered { presence: Presence, used: Option<Instant> },
 }
 
+/// By fingerprints of keys: that two keys share one, once in 2^64, costs a miss.
+type Generation = HashMap<u64, Entry, RandomState>;
+
 /// See the module.
 pub(super) struct Answers {
-    young: HashMap<Box<[u8]>, Entry>,
-    old: HashMap<Box<[u8]>, Entry>,
+    young: Generation,
+    old: Generation,
+    hasher: RandomState,
     to_ask: VecDeque<KeyBatch>,
     key_bytes: usize,
 }
 
 impl Answers {
     pub(super) fn new(key_bytes: usize) -> Self {
-        Self { young: HashMap::new(), old: HashMap::new(), to_ask: VecDeque::new(), key_bytes }
+        let (young, old) = (Generation::default(), Generation::default());
+        Self { young, old, hasher: RandomState::default(), to_ask: VecDeque::new(), key_bytes }
     }
 
     pub(super) fn key_bytes(&self) -> usize {
@@ -45,8 +53,9 @@ impl Answers {
 
     /// What is known of a key; asks for one that nothing is known of.
     pub(super) fn get(&mut self, key: &[u8], now: Instant) -> Presence {
-        let known = match self.young.get_mut(key) {
-            None => self.old.get_mut(key),
+        let fingerprint = self.hasher.hash_one(key);
+        let known = match self.young.get_mut(&fingerprint) {
+            None => self.old.get_mut(&fingerprint),
             known => known,
         };
         match known {
@@ -62,7 +71,7 @@ impl Answers {
         if !self.ask(key) {
             return Presence::Miss;
         }
-        self.keep(key, Entry::Asked);
+        self.keep(fingerprint, Entry::Asked);
         Presence::Retry
     }
 
@@ -89,21 +98,23 @@ impl Answers {
             if presence == Presence::Retry {
                 self.forget(key);
             } else {
-                self.keep(key, Entry::Answered { presence, used: None });
+                self.keep(self.hasher.hash_one(key), Entry::Answered { presence, used: None });
             }
         }
     }
 
     /// What was said of a key is not true any more.
     pub(super) fn forget(&mut self, key: &[u8]) {
-        self.young.remove(key);
-        self.old.remove(key);
+        let fingerprint = self.hasher.hash_one(key);
+        self.young.remove(&fingerprint);
+        self.old.remove(&fingerprint);
     }
 
-    fn keep(&mut self, key: &[u8], entry: Entry) {
+    fn keep(&mut self, fingerprint: u64, entry: Entry) {
         if self.young.len() >= GENERATION {
-            self.old = std::mem::take(&mut self.young);
+            std::mem::swap(&mut self.young, &mut self.old);
+            self.young.clear();
         }
-        self.young.insert(key.into(), entry);
+        self.young.insert(fingerprint, entry);
     }
 }
