@@ -108,12 +108,12 @@ def test_a_parameter_that_the_manager_would_read_is_refused() -> None:
 
 
 def test_a_medium_that_there_is_not() -> None:
-    class Tape(Plain):
-        medium: ClassVar[Any] = "tape"
+    class Paper(Plain):
+        medium: ClassVar[Any] = "paper"
 
-    kvtier.register_tier("tape", Tape)
-    with pytest.raises(ConfigError, match='medium = "tape" is not one of memory, file, network'):
-        manager({"type": "tape"})
+    kvtier.register_tier("paper", Paper)
+    with pytest.raises(ConfigError, match='medium = "paper" is not one of memory, file, network'):
+        manager({"type": "paper"})
 
 
 def test_tiers_of_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
