@@ -2,6 +2,8 @@
 //!
 //! No logic here: a method converts its arguments, leaves the interpreter where the call may
 //! take longer than about 10 microseconds, delegates to `kvtier-core`, and maps errors.
+//! What has to be here, since it is about the interpreter: `tier` runs tiers that are written in
+//! Python, `logging` hands log lines to Python.
 //! `python/kvtier/_kvtier.pyi` documents every name.
 
 mod convert;
