@@ -9,7 +9,7 @@ use kvtier_core::key::KeyBatch;
 use kvtier_core::manager::{
     self, EventKind, ManagerError, ManagerOptions, RequestOptions, TierMatcher,
 };
-use kvtier_core::tier::{Locality, Medium, TierConfig};
+use kvtier_core::tier::{Locality, Medium, TierConfig, TierError};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -128,7 +128,9 @@ impl Manager {
         let inner = py
             .detach(|| {
                 manager::Manager::open(shared, &options, &configs, |_, config| {
-                    config.open(slot_bytes, key_bytes, namespace)
+                    let foreign =
+                        &mut |config: &TierConfig| Err(TierError::Foreign(config.name.clone()));
+                    config.open(slot_bytes, key_bytes, namespace, foreign)
                 })
             })
             .or_raise(py)?;

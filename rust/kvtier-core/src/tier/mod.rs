@@ -11,6 +11,7 @@
 
 mod config;
 mod error;
+mod faulty;
 mod file;
 mod format;
 mod job;
@@ -19,8 +20,9 @@ mod memory;
 mod store;
 mod workers;
 
-pub use config::{Place, TierConfig, TierConfigError};
+pub use config::{OpenForeign, Place, TierConfig, TierConfigError};
 pub use error::TierError;
+pub use faulty::{Faults, FaultyTier};
 pub use file::{FileStore, FileStoreConfig};
 pub use job::{
     Chunks, Failure, Job, JobId, JobParts, JobResult, LoadJob, Outcome, RequestId, Results,
