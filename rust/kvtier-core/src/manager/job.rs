@@ -100,7 +100,7 @@ impl Manager {
         // Stores that were given up keep their slots until the tier comes to them: a tier that
         // stands still must not hold ever more.
         let held = tier.figures.queued_bytes;
-        if self.tiers[number].limits.shed == Shed::Newest || held + bytes > 2 * most {
+        if self.tiers[number].limits.shed == Shed::Newest || held + bytes > most.saturating_mul(2) {
             tier.figures.sheds += chunks;
             return false;
         }

@@ -202,8 +202,6 @@ struct Inner {
     retrying: HashMap<RequestId, Retrying>,
     /// Requests that wait for a key to be written before a tier can get it.
     parked: Vec<RequestId>,
-    /// Requests whose end the tiers have not been told.
-    ended: Vec<RequestId>,
     /// Holders beyond the first of slots that are detached.
     more_holders: HashMap<Slot, u32>,
     /// Slots that the engine held when they were forgotten.
@@ -297,7 +295,6 @@ impl Manager {
                 next_deadline: None,
                 retrying: HashMap::new(),
                 parked: Vec::new(),
-                ended: Vec::new(),
                 more_holders: HashMap::new(),
                 engine_held: Vec::new(),
                 resetting: false,

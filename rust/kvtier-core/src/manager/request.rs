@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 
+use super::step::Outgoing;
 use super::{Inner, Manager, ManagerError, RequestId, Tier, TierMask, requester};
 use crate::index::{Chain, Token};
 use crate::key::KeyBatch;
@@ -90,15 +91,15 @@ impl Inner {
         self.requests.entry(id).or_insert_with(|| Request::new(key_bytes, request_level))
     }
 
-    /// Ends a request that is finished and has nothing open: orders what it used. Its tiers are
-    /// told after the step, when its last job was submitted.
-    pub(super) fn end_if_done(&mut self, id: RequestId) {
+    /// Ends a request that is finished and has nothing open: orders what it used. The tiers are
+    /// told of it after the jobs of `outgoing`, the last of which may be its own.
+    pub(super) fn end_if_done(&mut self, id: RequestId, outgoing: &mut Outgoing) {
         if let Entry::Occupied(request) = self.requests.entry(id) {
             let state = request.get();
             let done = state.loading.is_empty() && state.open_stores == 0;
             if state.finished && done && state.parked.is_empty() {
                 self.index.touch_batch(&request.remove().used, requester(id));
-                self.ended.push(id);
+                outgoing.ended.push(id);
             }
         }
     }
@@ -148,13 +149,17 @@ impl Manager {
     /// # Errors
     /// [`ManagerError::Closed`].
     pub fn request_finished(&self, request: RequestId) -> Result<(), ManagerError> {
-        let mut inner = self.inner.lock();
-        let inner = inner.open()?;
-        inner.retrying.remove(&request);
-        if let Some(state) = inner.requests.get_mut(&request) {
-            state.finished = true;
-            inner.end_if_done(request);
+        let mut outgoing = Outgoing::default();
+        {
+            let mut inner = self.inner.lock();
+            let inner = inner.open()?;
+            inner.retrying.remove(&request);
+            if let Some(state) = inner.requests.get_mut(&request) {
+                state.finished = true;
+                inner.end_if_done(request, &mut outgoing);
+            }
         }
+        self.send(outgoing);
         Ok(())
     }
 }

@@ -13,7 +13,8 @@
 //! [`Lookup::HitPending`]: super::Lookup::HitPending
 
 use super::figures::EventKind;
-use super::{Inner, Manager, ManagerError};
+use super::step::Outgoing;
+use super::{Direction, Inner, Manager, ManagerError};
 use crate::index::{State, Writer};
 use crate::sync::atomic::Ordering;
 
@@ -23,27 +24,14 @@ impl Manager {
     /// # Errors
     /// [`ManagerError::Closed`].
     pub fn reset(&self) -> Result<(), ManagerError> {
-        let mut inner = self.inner.lock();
-        let inner = inner.open()?;
-        self.apply_results(inner);
-        inner.drop_promotions();
-        for job in inner.jobs.values_mut() {
-            if job.direction == super::Direction::Load {
-                job.cancelled.store(true, Ordering::Relaxed);
-            }
-            job.detached |= true;
+        let mut outgoing = Outgoing::default();
+        {
+            let mut inner = self.inner.lock();
+            let inner = inner.open()?;
+            self.apply_results(inner);
+            inner.forget(&mut outgoing);
         }
-        inner.forget_keys();
-        inner.parked.clear();
-        let mut requests: Vec<_> = inner.requests.keys().copied().collect();
-        requests.sort_unstable();
-        for request in requests {
-            if let Some(state) = inner.requests.get_mut(&request) {
-                state.forget();
-            }
-            inner.end_if_done(request);
-        }
-        inner.resetting = true;
+        self.send(outgoing);
         Ok(())
     }
 
@@ -64,10 +52,31 @@ impl Manager {
 }
 
 impl Inner {
+    /// Forgets keys and what requests hold of them.
+    fn forget(&mut self, outgoing: &mut Outgoing) {
+        self.drop_promotions();
+        for job in self.jobs.values_mut() {
+            if job.direction == Direction::Load {
+                job.cancelled.store(true, Ordering::Relaxed);
+            }
+            job.detached |= true;
+        }
+        self.forget_keys();
+        self.parked.clear();
+        let mut requests: Vec<_> = self.requests.keys().copied().collect();
+        requests.sort_unstable();
+        for request in requests {
+            if let Some(state) = self.requests.get_mut(&request) {
+                state.forget();
+            }
+            self.end_if_done(request, outgoing);
+        }
+        self.resetting = true;
+    }
+
     /// Empties the index. Slots stay taken as long as somebody holds them.
     fn forget_keys(&mut self) {
-        let keys: Vec<Box<[u8]>> = self.index.keys().map(Into::into).collect();
-        self.events.push(EventKind::Removed, None, keys.iter().map(AsRef::as_ref));
+        self.events.push(EventKind::Removed, None, self.index.ready_keys());
         let (more_holders, engine_held) = (&mut self.more_holders, &mut self.engine_held);
         self.index.clear(|held| {
             // The engine as a whole is one holder, however many pins it has.

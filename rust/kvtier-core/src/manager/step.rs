@@ -65,7 +65,6 @@ impl Manager {
             self.apply_deadlines(inner);
             let mut outgoing = self.flush_parked(inner);
             outgoing.append(self.flush_promotions(inner));
-            outgoing.ended.append(&mut inner.ended);
             outgoing
         };
         self.send(outgoing);
@@ -159,7 +158,7 @@ impl Manager {
             let empty = KeyBatch::empty(state.parked.key_bytes());
             let parked = std::mem::replace(&mut state.parked, empty);
             outgoing.append(self.offer_resident(inner, request, &parked, tiers));
-            inner.end_if_done(request);
+            inner.end_if_done(request, &mut outgoing);
         }
         outgoing
     }

@@ -61,27 +61,12 @@ impl Manager {
     /// # Errors
     /// [`IndexError`] naming the key that has no pin of this request to give back.
     pub fn complete_load(&self, request: RequestId, keys: &KeyBatch) -> Result<(), ManagerError> {
-        let mut inner = self.inner.lock();
-        let inner = inner.open()?;
-        if keys.is_empty() {
-            return Ok(());
+        let mut outgoing = Outgoing::default();
+        {
+            let mut inner = self.inner.lock();
+            inner.open()?.give_back(request, keys, &mut outgoing)?;
         }
-        let Some(state) = inner.requests.get_mut(&request) else {
-            return Err(IndexError::NotPinned(keys.get(0).into()).into());
-        };
-        let tokens = given_back(&mut inner.index, &state.loading, keys)?;
-        if state.loading.starts_with(&tokens) {
-            state.loading.drain(..tokens.len());
-        } else {
-            // Marked by this call, which named each once: one pin of each comes back.
-            let mut left: HashSet<Token> = tokens.iter().copied().collect();
-            state.loading.retain(|token| !left.remove(token));
-        }
-        for &token in tokens.iter().rev() {
-            inner.index.unpin(token, Pin::Load)?;
-        }
-        inner.primary.loaded_chunks += tokens.len() as u64;
-        inner.end_if_done(request);
+        self.send(outgoing);
         Ok(())
     }
 
@@ -249,14 +234,14 @@ impl Manager {
                     inner.index.abort(token);
                 }
             }
-            let outgoing = if ok {
+            let mut outgoing = if ok {
                 inner.primary.stored_chunks += tokens.len() as u64;
                 inner.events.push(EventKind::Stored, None, keys.iter());
                 self.cascade(inner, request, keys, tokens, TierMask::MAX)
             } else {
                 Outgoing::default()
             };
-            inner.end_if_done(request);
+            inner.end_if_done(request, &mut outgoing);
             outgoing
         };
         self.send(outgoing);
@@ -265,6 +250,35 @@ impl Manager {
 }
 
 impl Inner {
+    /// Gives pins back; see [`Manager::complete_load`].
+    fn give_back(
+        &mut self,
+        request: RequestId,
+        keys: &KeyBatch,
+        outgoing: &mut Outgoing,
+    ) -> Result<(), ManagerError> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let Some(state) = self.requests.get_mut(&request) else {
+            return Err(IndexError::NotPinned(keys.get(0).into()).into());
+        };
+        let tokens = given_back(&mut self.index, &state.loading, keys)?;
+        if state.loading.starts_with(&tokens) {
+            state.loading.drain(..tokens.len());
+        } else {
+            // Marked by this call, which named each once: one pin of each comes back.
+            let mut left: HashSet<Token> = tokens.iter().copied().collect();
+            state.loading.retain(|token| !left.remove(token));
+        }
+        for &token in tokens.iter().rev() {
+            self.index.unpin(token, Pin::Load)?;
+        }
+        self.primary.loaded_chunks += tokens.len() as u64;
+        self.end_if_done(request, outgoing);
+        Ok(())
+    }
+
     /// Which keys of a batch the admission threshold lets pass; all, without one.
     fn offered(&self, keys: &KeyBatch) -> Offered {
         let mut offered = Offered { admitted: Vec::with_capacity(keys.len()), absent: Vec::new() };
