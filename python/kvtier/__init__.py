@@ -16,6 +16,7 @@ from kvtier import errors
 from kvtier._kvtier import (
     HIT,
     HIT_PENDING,
+    LATENCY_BUCKETS,
     MISS,
     RETRY,
     HostCopier,
@@ -31,6 +32,7 @@ from kvtier.keys import hash_blocks, make_offload_key
 __all__ = [
     "HIT",
     "HIT_PENDING",
+    "LATENCY_BUCKETS",
     "MISS",
     "RETRY",
     "HostCopier",
