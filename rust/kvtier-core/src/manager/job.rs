@@ -271,6 +271,7 @@ impl Inner {
             }
             self.events.push(EventKind::Stored, None, moved(job, result));
         }
+        self.tiers[job.tier].loading -= job.chunks.len() as u64;
         let figures = &mut self.tiers[job.tier].figures;
         if job.overdue {
             figures.quarantined -= job.chunks.len() as u64;
@@ -338,26 +339,29 @@ impl Inner {
             let bytes = |job: &Running| job.chunks.len() as u64 * slot_bytes;
             let jobs: Vec<&Running> = self.jobs.values().filter(|job| job.tier == number).collect();
             let stores = || jobs.iter().filter(|job| job.direction == Direction::Store);
-            let late = jobs.iter().filter(|job| job.overdue && job.direction == Direction::Load);
+            let loads = || jobs.iter().filter(|job| job.direction == Direction::Load);
+            let chunks = |job: &Running| job.chunks.len() as u64;
             let counted = (
                 jobs.len() as u64,
                 stores().map(|job| bytes(job)).sum::<u64>(),
                 stores().filter(|job| !job.shed).map(|job| bytes(job)).sum::<u64>(),
-                late.map(|job| job.chunks.len() as u64).sum::<u64>(),
-                self.promotions.iter().filter(|promotion| promotion.tier == number).count(),
+                loads().map(|job| chunks(job)).sum::<u64>(),
+                loads().filter(|job| job.overdue).map(|job| chunks(job)).sum::<u64>(),
+                self.promotions.iter().filter(|promotion| promotion.tier == number).count() as u64,
             );
             let figures = &tier.figures;
             let kept = (
                 figures.loads.in_flight + figures.stores.in_flight,
                 figures.queued_bytes,
                 tier.live_bytes,
+                tier.loading,
                 figures.quarantined,
                 tier.promotions,
             );
             if counted != kept {
                 return Err(format!(
-                    "tier {number}: (jobs, queued, live, quarantined, promotions) are {counted:?}, \
-                     kept {kept:?}"
+                    "tier {number}: (jobs, queued, live, loading, quarantined, promotions) are \
+                     {counted:?}, kept {kept:?}"
                 ));
             }
         }

@@ -11,9 +11,7 @@ use crate::tier::{Fault, Presence};
 /// Keys that tiers are asked for at first when a prefix is looked up; twice as many each time.
 const PREFIX_WINDOW: usize = 256;
 /// Chunks that a half-open breaker lets through at most.
-const PROBE_CHUNKS: usize = 8;
-/// A tier whose late loads hold one slot in so many gets no more of them.
-const QUARANTINE_PART: u64 = 4;
+const PROBE_CHUNKS: u64 = 8;
 
 /// A promotion that the next `end_step` submits.
 pub(super) struct Promotion {
@@ -113,14 +111,13 @@ impl Manager {
     /// loads through, and that do not hold too many slots already.
     fn askable(&self, inner: &mut Inner, request: RequestId) -> TierMask {
         let allowed = inner.requests.get(&request).map_or(TierMask::MAX, |state| state.may_use);
-        let most = u64::from(self.region.slots()) / QUARANTINE_PART;
         let mut askable = 0;
         for number in (0..self.tiers.len()).filter(|number| allowed & 1 << number != 0) {
             let tier = &mut inner.tiers[number];
             let breaker = &mut tier.breakers[Direction::Load as usize];
             let (admitted, change) =
                 if breaker.is_closed() { (true, None) } else { breaker.admits(self.clock.now()) };
-            if admitted && tier.figures.quarantined <= most {
+            if admitted && tier.figures.quarantined <= self.tiers[number].max_loading / 2 {
                 askable |= 1 << number;
             }
             inner.breaker_is(number, Direction::Load, change);
@@ -243,8 +240,8 @@ impl Manager {
             inner.index.mark(token);
         }
         let mut room = inner.index.room();
-        let mut allowance: Vec<usize> =
-            (0..self.tiers.len()).map(|number| inner.allowance(number)).collect();
+        let mut allowance: Vec<u64> =
+            (0..self.tiers.len()).map(|number| self.allowance(inner, number)).collect();
         let mut wanted: Vec<(u32, usize)> = Vec::new();
         let mut end = last;
         for (&position, &home) in absent.iter().zip(homes) {
@@ -256,16 +253,15 @@ impl Manager {
                 // Came while the tiers were asked.
                 (Some(token), _) => inner.presence(token),
                 (None, Home::Unknown(tier)) if given_up & 1 << tier == 0 => Lookup::Retry,
-                (None, Home::Tier(tier)) if allowance[tier] > 0 => {
-                    if room > 0 {
-                        (room, allowance[tier]) = (room - 1, allowance[tier] - 1);
-                        wanted.push((position, tier));
-                        Lookup::HitPending
-                    } else {
-                        // No room that is not pinned or wanted by this very call.
-                        inner.primary.promotions_refused += 1;
-                        Lookup::Miss
-                    }
+                (None, Home::Tier(tier)) if room > 0 && allowance[tier] > 0 => {
+                    (room, allowance[tier]) = (room - 1, allowance[tier] - 1);
+                    wanted.push((position, tier));
+                    Lookup::HitPending
+                }
+                (None, Home::Tier(_)) => {
+                    // All room is pinned, wanted by this very call, or more than the tier's share.
+                    inner.primary.promotions_refused += 1;
+                    Lookup::Miss
                 }
                 (None, _) => Lookup::Miss,
             };
@@ -276,6 +272,17 @@ impl Manager {
         }
         inner.reserve_promotions(request, keys, &tokens[..end], &wanted, answers);
     }
+
+    /// How many more chunks a tier may be asked to promote now.
+    fn allowance(&self, inner: &Inner, number: usize) -> u64 {
+        let tier = &inner.tiers[number];
+        let share = self.tiers[number].max_loading.saturating_sub(tier.promotions + tier.loading);
+        match tier.breakers[Direction::Load as usize].state() {
+            BreakerState::Closed => share,
+            BreakerState::HalfOpen => share.min(PROBE_CHUNKS.saturating_sub(tier.promotions)),
+            BreakerState::Open => 0,
+        }
+    }
 }
 
 impl Inner {
@@ -283,16 +290,6 @@ impl Inner {
         match self.index.state(token) {
             State::Ready => Lookup::Hit,
             State::Writing(_) => Lookup::HitPending,
-        }
-    }
-
-    /// How many chunks a tier may be asked to promote now.
-    fn allowance(&self, number: usize) -> usize {
-        let tier = &self.tiers[number];
-        match tier.breakers[Direction::Load as usize].state() {
-            BreakerState::Closed => usize::MAX,
-            BreakerState::HalfOpen => PROBE_CHUNKS.saturating_sub(tier.promotions),
-            BreakerState::Open => 0,
         }
     }
 

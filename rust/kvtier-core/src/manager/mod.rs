@@ -19,8 +19,8 @@
 //! - A job that is past its deadline becomes a miss at once; its slot follows when it lets go.
 //! - Every pin a job holds comes back with its result, and every job has a result.
 //! - A tier can fail, stall, lie or panic: its breaker ([`BreakerState`]) keeps it out of the
-//!   way, its queue is bounded, and a tier that holds a quarter of all slots in late loads gets no
-//!   more of them.
+//!   way, and what it can hold is bounded: bytes of stores queued, and a share of the slots for
+//!   loads, half of which may be late.
 //!
 //! # Recency
 //! Chunks of one request are ordered leaf-first: of one call the head is the most recently used,
@@ -171,6 +171,8 @@ struct Tier {
     locality: Locality,
     limits: TierLimits,
     max_queued_bytes: u64,
+    /// Slots that its loads may hold.
+    max_loading: u64,
     inner: Box<dyn SecondaryTier>,
     /// Ways in which it broke the contract since the last step; counted without the lock.
     faults: [AtomicU32; Fault::ALL.len()],
@@ -183,7 +185,9 @@ struct TierState {
     breakers: [Breaker; 2],
     pressure: Pressure,
     /// Promotions queued for the end of the step.
-    promotions: usize,
+    promotions: u64,
+    /// Chunks of its loads under way, late ones too.
+    loading: u64,
     /// Stores under way that nobody withdrew, oldest first, and their bytes.
     stores: VecDeque<JobId>,
     live_bytes: u64,
@@ -279,8 +283,7 @@ impl Manager {
         let index = Index::new(region.slots(), options.key_bytes, options.policy)?;
         let admission = Admission::new(options.store_threshold, region.slots() as usize);
         let states = tiers.iter().map(|slot| TierState::new(&slot.limits)).collect();
-        let half = region.bytes() as u64 / 2;
-        let tiers: Vec<Tier> = tiers.into_iter().map(|slot| Tier::new(slot, half)).collect();
+        let tiers: Vec<Tier> = tiers.into_iter().map(|slot| Tier::new(slot, &region)).collect();
         let request_level = (0..tiers.len())
             .filter(|&number| tiers[number].limits.offload == Offload::Request)
             .fold(0, |mask, number| mask | 1 << number);
@@ -432,9 +435,13 @@ impl Manager {
 }
 
 impl Tier {
-    fn new(slot: TierSlot, half_of_region: u64) -> Self {
+    fn new(slot: TierSlot, region: &Region) -> Self {
         let TierSlot { name, tier, limits } = slot;
+        let half_of_region = region.bytes() as u64 / 2;
+        #[expect(clippy::cast_sign_loss, reason = "a share is above 0")]
+        let max_loading = (f64::from(region.slots()) * limits.load_share) as u64;
         Self {
+            max_loading: max_loading.max(1),
             medium: tier.medium(),
             locality: tier.locality(),
             max_queued_bytes: limits.max_queued_bytes.unwrap_or(half_of_region),
@@ -469,6 +476,7 @@ impl TierState {
             breakers: [Breaker::new(limits), Breaker::new(limits)],
             pressure: Pressure::new(limits.high_water, limits.low_water),
             promotions: 0,
+            loading: 0,
             stores: VecDeque::new(),
             live_bytes: 0,
         }

@@ -132,7 +132,8 @@ impl Manager {
         let now = self.clock.now();
         for (tier, request) in order {
             let tokens = groups.remove(&(tier, request)).unwrap_or_default();
-            inner.tiers[tier].promotions -= tokens.len();
+            inner.tiers[tier].promotions -= tokens.len() as u64;
+            inner.tiers[tier].loading += tokens.len() as u64;
             let mut keys = KeyBatch::with_capacity(tokens.len(), inner.index.key_bytes());
             for &token in &tokens {
                 // A key of the index has the length of every other.

@@ -112,6 +112,7 @@ fn slot(name: &str, tier: Box<dyn SecondaryTier>) -> TierSlot {
             load_deadline: Duration::from_secs(60),
             store_deadline: Duration::from_secs(60),
             max_queued_bytes: Some(u64::MAX),
+            load_share: 1.0,
             ..TierLimits::default()
         },
     }

@@ -34,6 +34,7 @@ fn empty_manager(faults: Faults) -> Manager {
         limits: TierLimits {
             max_queued_bytes: Some(u64::MAX),
             breaker_failures: 0,
+            load_share: 1.0,
             ..TierLimits::default()
         },
     };

@@ -102,7 +102,8 @@ fn look_ups_use_the_tiers_that_the_request_may_use() {
 
 #[test]
 fn a_batch_promotes_as_much_as_there_is_room_for_and_a_key_twice_once() {
-    let (manager, tier, _) = one_tier(4, true, TierLimits::default());
+    let limits = TierLimits { load_share: 1.0, ..TierLimits::default() };
+    let (manager, tier, _) = one_tier(4, true, limits);
     manager.prepare_store(9, &keys(&[90])).expect("open").expect("room");
     let answers = look(&manager, &[1, 1, 2, 3, 4]);
     let pending = Lookup::HitPending;
