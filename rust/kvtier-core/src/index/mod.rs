@@ -419,9 +419,10 @@ impl Index {
         slot
     }
 
-    /// All keys, in no order.
-    pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
-        self.table.iter().map(|token| self.key(token))
+    /// All keys that are ready, in no order.
+    pub fn ready_keys(&self) -> impl Iterator<Item = &[u8]> {
+        let ready = self.table.iter().filter(|&token| self.state(token) == State::Ready);
+        ready.map(|token| self.key(token))
     }
 
     /// Forgets every key. A slot that somebody reads or writes stays taken until it is

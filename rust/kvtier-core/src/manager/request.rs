@@ -151,9 +151,13 @@ impl Manager {
         let mut inner = self.inner.lock();
         let inner = inner.open()?;
         inner.retrying.remove(&request);
-        if let Some(state) = inner.requests.get_mut(&request) {
-            state.finished = true;
-            inner.end_if_done(request);
+        match inner.requests.get_mut(&request) {
+            Some(state) => {
+                state.finished = true;
+                inner.end_if_done(request);
+            }
+            // It only looked up, but a tier may remember it for that.
+            None => inner.ended.push(request),
         }
         Ok(())
     }

@@ -65,7 +65,10 @@ impl Manager {
             self.apply_deadlines(inner);
             let mut outgoing = self.flush_parked(inner);
             outgoing.append(self.flush_promotions(inner));
-            outgoing.ended.append(&mut inner.ended);
+            if !inner.resetting {
+                // Promotions that are held back may be theirs.
+                outgoing.ended.append(&mut inner.ended);
+            }
             outgoing
         };
         self.send(outgoing);

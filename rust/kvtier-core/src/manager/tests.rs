@@ -24,6 +24,7 @@ struct HeldTier {
     has: bool,
     loads: Mutex<Vec<LoadJob>>,
     stores: Mutex<Vec<StoreJob>>,
+    ended: Mutex<Vec<RequestId>>,
 }
 
 impl SecondaryTier for Arc<HeldTier> {
@@ -40,6 +41,9 @@ impl SecondaryTier for Arc<HeldTier> {
         self.loads.lock().push(job);
     }
     fn touch(&self, _: &KeyBatch) {}
+    fn finish_request(&self, request: RequestId) {
+        self.ended.lock().push(request);
+    }
     fn usage(&self) -> Usage {
         Usage::default()
     }
@@ -302,6 +306,45 @@ fn a_request_with_an_open_store_cannot_complete_what_is_ready_or_promoted() {
     }
     manager.complete_store(1, &keys(&[3]), true).expect("prepared");
     manager.validate().expect("invariants hold");
+}
+
+#[test]
+fn tiers_are_told_the_end_of_a_request_that_only_looked_up() {
+    let tier = held(true);
+    let manager = manager(vec![slot("held", Box::new(Arc::clone(&tier)))]);
+    look(&manager, &[1]);
+    manager.request_finished(2).expect("open");
+    manager.end_step().expect("open");
+    assert_eq!((tier.loads.lock().len(), &**tier.ended.lock()), (1, &[2][..]));
+}
+
+#[test]
+fn tiers_are_told_no_end_while_a_reset_holds_promotions_back() {
+    let tier = held(true);
+    let manager = manager(vec![slot("held", Box::new(Arc::clone(&tier)))]);
+    manager.reset().expect("open");
+    look(&manager, &[1]);
+    manager.request_finished(2).expect("open");
+    manager.end_step().expect("open");
+    assert!(tier.ended.lock().is_empty(), "a job of it is to come");
+    manager.reset_flushed().expect("open");
+    manager.end_step().expect("open");
+    assert_eq!((tier.loads.lock().len(), &**tier.ended.lock()), (1, &[2][..]));
+}
+
+#[test]
+fn a_reset_tells_of_chunks_that_were_there_and_of_no_others() {
+    let manager = manager(Vec::new());
+    store(&manager, &[1]);
+    manager.prepare_store(1, &keys(&[2])).expect("open").expect("room");
+    manager.reset().expect("open");
+    let told: Vec<_> = manager
+        .take_events()
+        .expect("open")
+        .into_iter()
+        .map(|event| (event.kind, event.keys.iter().map(|key| key[0]).collect()))
+        .collect();
+    assert_eq!(told, [(EventKind::Stored, vec![1]), (EventKind::Removed, vec![1])]);
 }
 
 #[test]
