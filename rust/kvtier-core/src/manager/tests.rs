@@ -309,6 +309,22 @@ fn a_request_with_an_open_store_cannot_complete_what_is_ready_or_promoted() {
 }
 
 #[test]
+fn a_request_cannot_complete_what_another_one_stores() {
+    let manager = manager(Vec::new());
+    manager.prepare_store(1, &keys(&[1, 2])).expect("open").expect("room");
+    manager.prepare_store(2, &keys(&[3, 4])).expect("open").expect("room");
+    for wrong in [&[3][..], &[1, 3], &[2, 1, 4]] {
+        let error = manager.complete_store(1, &keys(wrong), true).expect_err("refused");
+        assert!(error.to_string().contains("not being stored"), "{error}");
+    }
+    assert_eq!(manager.stats().primary.writing, 4, "nothing changed");
+    manager.complete_store(1, &keys(&[2, 1]), true).expect("its own, in any order");
+    manager.complete_store(2, &keys(&[4]), true).expect("in parts");
+    manager.complete_store(2, &keys(&[3]), true).expect("the rest");
+    manager.validate().expect("invariants hold");
+}
+
+#[test]
 fn tiers_are_told_the_end_of_a_request_that_only_looked_up() {
     let tier = held(true);
     let manager = manager(vec![slot("held", Box::new(Arc::clone(&tier)))]);
@@ -370,6 +386,10 @@ fn with_a_threshold_a_chunk_is_stored_at_its_second_offer() {
     assert_eq!(offer(&[2, 3]), [2]);
     assert_eq!(offer(&[1, 2, 3]), [1, 3]);
     assert_eq!(manager.stats().primary.not_admitted, 3);
+    // Twice in one call is no second offer, but an error, as it is without a threshold.
+    let error = manager.prepare_store(1, &keys(&[4, 4])).expect_err("refused");
+    assert!(error.to_string().contains("given twice"), "{error}");
+    assert!(offer(&[4]).is_empty());
     manager.validate().expect("invariants hold");
 }
 
