@@ -37,9 +37,11 @@
 //! | `job.rs` | accounting for jobs: cascades, results, deadlines |
 //! | `reset.rs` | forgetting the primary tier under an engine that runs |
 //! | `breaker.rs`, `pressure.rs` | when a tier is switched off, when its stores are shed |
+//! | `doubts.rs` | which chunks a tier is not asked for, since it did not bring them |
 //! | `figures.rs`, `histogram.rs` | what is counted |
 
 mod breaker;
+mod doubts;
 mod figures;
 mod histogram;
 mod job;
@@ -76,6 +78,7 @@ use crate::tier::{
     TierLimits,
 };
 use breaker::Breaker;
+use doubts::Doubts;
 use figures::Events;
 use job::Running;
 use lookup::{Promotion, Retrying};
@@ -181,6 +184,7 @@ struct Tier {
 struct TierState {
     figures: TierFigures,
     breakers: [Breaker; 2],
+    doubts: Doubts,
     pressure: Pressure,
     /// Promotions queued for the end of the step.
     promotions: usize,
@@ -198,8 +202,12 @@ struct Inner {
     next_job: JobId,
     /// No job that is not overdue ends earlier.
     next_deadline: Option<Instant>,
+    /// Steps that ended.
+    step: u64,
     /// Since when requests are told to ask again.
     retrying: HashMap<RequestId, Retrying>,
+    /// Chunks promoted for requests since they loaded or stored one.
+    promised: HashMap<RequestId, u32>,
     /// Requests that wait for a key to be written before a tier can get it.
     parked: Vec<RequestId>,
     /// Requests whose end the tiers have not been told.
@@ -295,7 +303,9 @@ impl Manager {
                 jobs: HashMap::new(),
                 next_job: 0,
                 next_deadline: None,
+                step: 0,
                 retrying: HashMap::new(),
+                promised: HashMap::new(),
                 parked: Vec::new(),
                 ended: Vec::new(),
                 more_holders: HashMap::new(),
@@ -470,6 +480,7 @@ impl TierState {
         Self {
             figures: TierFigures::default(),
             breakers: [Breaker::new(limits), Breaker::new(limits)],
+            doubts: Doubts::new(limits.load_deadline),
             pressure: Pressure::new(limits.high_water, limits.low_water),
             promotions: 0,
             stores: VecDeque::new(),
@@ -503,3 +514,6 @@ impl Drop for Manager {
 #[cfg(test)]
 #[path = "tests.rs"]
 mod tests;
+#[cfg(test)]
+#[path = "waiting_tests.rs"]
+mod waiting_tests;

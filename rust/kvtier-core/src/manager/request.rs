@@ -151,6 +151,7 @@ impl Manager {
         let mut inner = self.inner.lock();
         let inner = inner.open()?;
         inner.retrying.remove(&request);
+        inner.promises_end(request);
         match inner.requests.get_mut(&request) {
             Some(state) => {
                 state.finished = true;

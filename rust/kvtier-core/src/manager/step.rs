@@ -56,6 +56,7 @@ impl Manager {
         let outgoing = {
             let mut inner = self.inner.lock();
             let inner = inner.open()?;
+            inner.step += 1;
             for (number, keys) in &removed {
                 inner.tiers[*number].figures.evictions += keys.len() as u64;
                 let keys = keys.iter().map(AsRef::as_ref);

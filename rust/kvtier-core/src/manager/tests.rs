@@ -6,9 +6,9 @@ use crate::index::State;
 use crate::region::RegionKind;
 use crate::tier::{Failure, LoadJob, Medium, MemoryStore, Presence, StoreJob, StoreTier, Usage};
 
-const SLOTS: u32 = 4;
+pub(super) const SLOTS: u32 = 4;
 
-fn options() -> ManagerOptions {
+pub(super) fn options() -> ManagerOptions {
     ManagerOptions {
         key_bytes: 8,
         policy: PolicyKind::Lru,
@@ -20,10 +20,10 @@ fn options() -> ManagerOptions {
 
 /// A tier that says it has everything and keeps its jobs until a test takes them.
 #[derive(Default)]
-struct HeldTier {
+pub(super) struct HeldTier {
     has: bool,
-    loads: Mutex<Vec<LoadJob>>,
-    stores: Mutex<Vec<StoreJob>>,
+    pub(super) loads: Mutex<Vec<LoadJob>>,
+    pub(super) stores: Mutex<Vec<StoreJob>>,
     ended: Mutex<Vec<RequestId>>,
 }
 
@@ -54,11 +54,11 @@ impl SecondaryTier for Arc<HeldTier> {
     }
 }
 
-fn held(has: bool) -> Arc<HeldTier> {
+pub(super) fn held(has: bool) -> Arc<HeldTier> {
     Arc::new(HeldTier { has, ..HeldTier::default() })
 }
 
-fn slot(name: &str, tier: Box<dyn SecondaryTier>) -> TierSlot {
+pub(super) fn slot(name: &str, tier: Box<dyn SecondaryTier>) -> TierSlot {
     TierSlot {
         name: name.into(),
         tier,
@@ -81,13 +81,13 @@ fn memory_tier(chunks: u64) -> Box<dyn SecondaryTier> {
     Box::new(StoreTier::start(store, 2).expect("threads"))
 }
 
-fn keys(numbers: &[u8]) -> KeyBatch {
+pub(super) fn keys(numbers: &[u8]) -> KeyBatch {
     let flat = numbers.iter().flat_map(|&number| [number; 8]).collect();
     KeyBatch::from_flat(flat, 8).expect("whole keys")
 }
 
 /// Stores keys, each slot filled with its key's number.
-fn store(manager: &Manager, numbers: &[u8]) -> PreparedStore {
+pub(super) fn store(manager: &Manager, numbers: &[u8]) -> PreparedStore {
     let prepared = manager.prepare_store(1, &keys(numbers)).expect("open").expect("room");
     let new: Vec<u8> = prepared.indices.iter().map(|&at| numbers[at as usize]).collect();
     for (&slot, &number) in prepared.slots.iter().zip(&new) {
@@ -112,7 +112,7 @@ fn settle(manager: &Manager) {
     manager.validate().expect("invariants hold");
 }
 
-fn look(manager: &Manager, numbers: &[u8]) -> Vec<Lookup> {
+pub(super) fn look(manager: &Manager, numbers: &[u8]) -> Vec<Lookup> {
     manager.lookup(2, &keys(numbers), false).expect("open")
 }
 

@@ -45,6 +45,7 @@ impl Manager {
             inner.index.touch(token, requester(request));
         }
         if !tokens.is_empty() {
+            inner.promises_end(request);
             let state = inner.request(request, self.request_level);
             state.remember(keys.iter());
             state.loading.extend_from_slice(&tokens);
@@ -139,6 +140,7 @@ impl Manager {
         inner.primary.evictions += reserved.evicted.len() as u64;
         inner.events.push(EventKind::Removed, None, reserved.evicted.iter());
         if made {
+            inner.promises_end(request);
             let state = inner.request(request, self.request_level);
             state.remember(reserved.indices.iter().map(|&at| keys.get(at as usize)));
             state.storing.extend_from_slice(&reserved.tokens);
