@@ -170,6 +170,9 @@ impl Manager {
             add(&mut tier.figures.stores.failures, failures);
         }
         tier.figures.evictions += result.evicted.len() as u64;
+        if !tier.doubts.is_empty() {
+            moved(job, result).for_each(|key| tier.doubts.trust(inner.index.fingerprint_of(key)));
+        }
         let number = Some(job.tier);
         inner.events.push(EventKind::Removed, number, result.evicted.iter());
         inner.events.push(EventKind::Stored, number, moved(job, result));
@@ -259,6 +262,16 @@ impl Inner {
     }
 
     fn apply_load(&mut self, job: &Running, result: &JobResult) {
+        if !job.overdue && !job.cancelled.load(Ordering::Relaxed) {
+            let doubts = &mut self.tiers[job.tier].doubts;
+            for (key, outcome) in job.chunks.keys.iter().zip(&result.outcomes) {
+                let chunk = self.index.fingerprint_of(key);
+                match outcome {
+                    Ok(()) => doubts.trust(chunk),
+                    Err(_) => doubts.failed(chunk, result.ended),
+                }
+            }
+        }
         if job.detached {
             // The keys became misses before; now nobody writes the slots any more.
             job.chunks.slots.iter().for_each(|&slot| self.let_go(slot));
@@ -292,6 +305,9 @@ impl Inner {
         self.tiers[tier].moved(direction).overdue += 1;
         if direction == Direction::Load {
             self.tiers[tier].figures.quarantined += job.chunks.len() as u64;
+            for key in &job.chunks.keys {
+                self.tiers[tier].doubts.failed(self.index.fingerprint_of(key), now);
+            }
             if !std::mem::replace(&mut job.detached, true) {
                 for &token in &job.chunks.tokens {
                     self.index.detach(token);

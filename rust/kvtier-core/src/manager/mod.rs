@@ -37,9 +37,11 @@
 //! | `job.rs` | accounting for jobs: cascades, results, deadlines |
 //! | `reset.rs` | forgetting the primary tier under an engine that runs |
 //! | `breaker.rs`, `pressure.rs` | when a tier is switched off, when its stores are shed |
+//! | `doubts.rs` | which chunks a tier is not asked for, since it did not bring them |
 //! | `figures.rs`, `histogram.rs` | what is counted |
 
 mod breaker;
+mod doubts;
 mod figures;
 mod histogram;
 mod job;
@@ -76,6 +78,7 @@ use crate::tier::{
     TierLimits,
 };
 use breaker::Breaker;
+use doubts::Doubts;
 use figures::Events;
 use job::Running;
 use lookup::{Promotion, Retrying};
@@ -183,6 +186,7 @@ struct Tier {
 struct TierState {
     figures: TierFigures,
     breakers: [Breaker; 2],
+    doubts: Doubts,
     pressure: Pressure,
     /// Promotions queued for the end of the step.
     promotions: u64,
@@ -202,10 +206,16 @@ struct Inner {
     next_job: JobId,
     /// No job that is not overdue ends earlier.
     next_deadline: Option<Instant>,
+    /// Steps that ended.
+    step: u64,
     /// Since when requests are told to ask again.
     retrying: HashMap<RequestId, Retrying>,
+    /// Chunks promoted for requests since they loaded or stored one.
+    promised: HashMap<RequestId, u32>,
     /// Requests that wait for a key to be written before a tier can get it.
     parked: Vec<RequestId>,
+    /// Requests whose end the tiers have not been told.
+    ended: Vec<RequestId>,
     /// Holders beyond the first of slots that are detached.
     more_holders: HashMap<Slot, u32>,
     /// Slots that the engine held when they were forgotten.
@@ -296,8 +306,11 @@ impl Manager {
                 jobs: HashMap::new(),
                 next_job: 0,
                 next_deadline: None,
+                step: 0,
                 retrying: HashMap::new(),
+                promised: HashMap::new(),
                 parked: Vec::new(),
+                ended: Vec::new(),
                 more_holders: HashMap::new(),
                 engine_held: Vec::new(),
                 resetting: false,
@@ -420,6 +433,12 @@ impl Manager {
         let inner = self.inner.lock();
         inner.index.validate()?;
         inner.check_holders()?;
+        for (tier, state) in self.tiers.iter().zip(&inner.tiers) {
+            let (holds, most) = (state.promotions + state.loading, tier.max_loading);
+            if holds > most {
+                return Err(format!("loads of {:?} hold {holds} slots, {most} at most", tier.name));
+            }
+        }
         inner.check_queues(self.region.slot_bytes() as u64)
     }
 
@@ -474,6 +493,7 @@ impl TierState {
         Self {
             figures: TierFigures::default(),
             breakers: [Breaker::new(limits), Breaker::new(limits)],
+            doubts: Doubts::new(limits.load_deadline),
             pressure: Pressure::new(limits.high_water, limits.low_water),
             promotions: 0,
             loading: 0,

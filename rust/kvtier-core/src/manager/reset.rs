@@ -13,8 +13,7 @@
 //! [`Lookup::HitPending`]: super::Lookup::HitPending
 
 use super::figures::EventKind;
-use super::step::Outgoing;
-use super::{Direction, Inner, Manager, ManagerError};
+use super::{Inner, Manager, ManagerError};
 use crate::index::{State, Writer};
 use crate::sync::atomic::Ordering;
 
@@ -24,14 +23,27 @@ impl Manager {
     /// # Errors
     /// [`ManagerError::Closed`].
     pub fn reset(&self) -> Result<(), ManagerError> {
-        let mut outgoing = Outgoing::default();
-        {
-            let mut inner = self.inner.lock();
-            let inner = inner.open()?;
-            self.apply_results(inner);
-            inner.forget(&mut outgoing);
+        let mut inner = self.inner.lock();
+        let inner = inner.open()?;
+        self.apply_results(inner);
+        inner.drop_promotions();
+        for job in inner.jobs.values_mut() {
+            if job.direction == super::Direction::Load {
+                job.cancelled.store(true, Ordering::Relaxed);
+            }
+            job.detached |= true;
         }
-        self.send(outgoing);
+        inner.forget_keys();
+        inner.parked.clear();
+        let mut requests: Vec<_> = inner.requests.keys().copied().collect();
+        requests.sort_unstable();
+        for request in requests {
+            if let Some(state) = inner.requests.get_mut(&request) {
+                state.forget();
+            }
+            inner.end_if_done(request);
+        }
+        inner.resetting = true;
         Ok(())
     }
 
@@ -52,28 +64,6 @@ impl Manager {
 }
 
 impl Inner {
-    /// Forgets keys and what requests hold of them.
-    fn forget(&mut self, outgoing: &mut Outgoing) {
-        self.drop_promotions();
-        for job in self.jobs.values_mut() {
-            if job.direction == Direction::Load {
-                job.cancelled.store(true, Ordering::Relaxed);
-            }
-            job.detached |= true;
-        }
-        self.forget_keys();
-        self.parked.clear();
-        let mut requests: Vec<_> = self.requests.keys().copied().collect();
-        requests.sort_unstable();
-        for request in requests {
-            if let Some(state) = self.requests.get_mut(&request) {
-                state.forget();
-            }
-            self.end_if_done(request, outgoing);
-        }
-        self.resetting = true;
-    }
-
     /// Empties the index. Slots stay taken as long as somebody holds them.
     fn forget_keys(&mut self) {
         self.events.push(EventKind::Removed, None, self.index.ready_keys());

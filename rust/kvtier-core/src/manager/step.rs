@@ -56,6 +56,7 @@ impl Manager {
         let outgoing = {
             let mut inner = self.inner.lock();
             let inner = inner.open()?;
+            inner.step += 1;
             for (number, keys) in &removed {
                 inner.tiers[*number].figures.evictions += keys.len() as u64;
                 let keys = keys.iter().map(AsRef::as_ref);
@@ -65,6 +66,10 @@ impl Manager {
             self.apply_deadlines(inner);
             let mut outgoing = self.flush_parked(inner);
             outgoing.append(self.flush_promotions(inner));
+            if !inner.resetting {
+                // Promotions that are held back may be theirs.
+                outgoing.ended.append(&mut inner.ended);
+            }
             outgoing
         };
         self.send(outgoing);
@@ -159,7 +164,7 @@ impl Manager {
             let empty = KeyBatch::empty(state.parked.key_bytes());
             let parked = std::mem::replace(&mut state.parked, empty);
             outgoing.append(self.offer_resident(inner, request, &parked, tiers));
-            inner.end_if_done(request, &mut outgoing);
+            inner.end_if_done(request);
         }
         outgoing
     }

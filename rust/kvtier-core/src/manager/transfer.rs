@@ -6,7 +6,7 @@ use super::figures::EventKind;
 use super::step::Outgoing;
 use super::{Inner, Manager, ManagerError, RequestId, TierMask, requester};
 use crate::index::{Chain, Index, IndexError, Pin, Slot, State, Token, Writer};
-use crate::key::KeyBatch;
+use crate::key::{HexKey, KeyBatch};
 
 /// What `prepare_store` reserved.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,6 +45,7 @@ impl Manager {
             inner.index.touch(token, requester(request));
         }
         if !tokens.is_empty() {
+            inner.promises_end(request);
             let state = inner.request(request, self.request_level);
             state.remember(keys.iter());
             state.loading.extend_from_slice(&tokens);
@@ -61,12 +62,21 @@ impl Manager {
     /// # Errors
     /// [`IndexError`] naming the key that has no pin of this request to give back.
     pub fn complete_load(&self, request: RequestId, keys: &KeyBatch) -> Result<(), ManagerError> {
-        let mut outgoing = Outgoing::default();
-        {
-            let mut inner = self.inner.lock();
-            inner.open()?.give_back(request, keys, &mut outgoing)?;
+        let mut inner = self.inner.lock();
+        let inner = inner.open()?;
+        if keys.is_empty() {
+            return Ok(());
         }
-        self.send(outgoing);
+        let Some(state) = inner.requests.get_mut(&request) else {
+            return Err(IndexError::NotPinned(keys.get(0).into()).into());
+        };
+        let tokens = given_back(&mut inner.index, &state.loading, keys, IndexError::NotPinned)?;
+        strike(&mut state.loading, &tokens);
+        for &token in tokens.iter().rev() {
+            inner.index.unpin(token, Pin::Load)?;
+        }
+        inner.primary.loaded_chunks += tokens.len() as u64;
+        inner.end_if_done(request);
         Ok(())
     }
 
@@ -105,7 +115,7 @@ impl Manager {
         request: RequestId,
         keys: &KeyBatch,
     ) -> Result<Option<PreparedStore>, ManagerError> {
-        let offered = inner.offered(keys);
+        let offered = inner.offered(keys)?;
         inner.index.begin_call();
         let numbered = offered.admitted.iter().map(|&at| (at, keys.get(at as usize)));
         let mut chain = match inner.requests.get_mut(&request) {
@@ -130,9 +140,10 @@ impl Manager {
         inner.primary.evictions += reserved.evicted.len() as u64;
         inner.events.push(EventKind::Removed, None, reserved.evicted.iter());
         if made {
+            inner.promises_end(request);
             let state = inner.request(request, self.request_level);
             state.remember(reserved.indices.iter().map(|&at| keys.get(at as usize)));
-            state.open_stores += reserved.indices.len();
+            state.storing.extend_from_slice(&reserved.tokens);
         }
         Ok(Some(PreparedStore {
             indices: reserved.indices,
@@ -215,18 +226,15 @@ impl Manager {
         let outgoing = {
             let mut inner = self.inner.lock();
             let inner = inner.open()?;
-            let tokens = inner.index.find_all(keys)?;
-            let open = inner.requests.get(&request).map_or(0, |request| request.open_stores);
-            for (position, &token) in tokens.iter().enumerate() {
-                let storing = inner.index.state(token) == State::Writing(Writer::Store);
-                if position >= open || !storing {
-                    return Err(IndexError::NotPrepared(inner.index.key(token).into()).into());
-                }
-            }
-            if tokens.is_empty() {
+            if keys.is_empty() {
                 return Ok(());
             }
-            inner.request(request, self.request_level).open_stores -= tokens.len();
+            let state = inner.requests.get_mut(&request);
+            let held = state.as_ref().map_or(&[][..], |state| &state.storing);
+            let tokens = given_back(&mut inner.index, held, keys, IndexError::NotPrepared)?;
+            if let Some(state) = state {
+                strike(&mut state.storing, &tokens);
+            }
             for &token in tokens.iter().rev() {
                 if ok {
                     inner.index.commit(token);
@@ -234,14 +242,14 @@ impl Manager {
                     inner.index.abort(token);
                 }
             }
-            let mut outgoing = if ok {
+            let outgoing = if ok {
                 inner.primary.stored_chunks += tokens.len() as u64;
                 inner.events.push(EventKind::Stored, None, keys.iter());
                 self.cascade(inner, request, keys, tokens, TierMask::MAX)
             } else {
                 Outgoing::default()
             };
-            inner.end_if_done(request, &mut outgoing);
+            inner.end_if_done(request);
             outgoing
         };
         self.send(outgoing);
@@ -250,46 +258,24 @@ impl Manager {
 }
 
 impl Inner {
-    /// Gives pins back; see [`Manager::complete_load`].
-    fn give_back(
-        &mut self,
-        request: RequestId,
-        keys: &KeyBatch,
-        outgoing: &mut Outgoing,
-    ) -> Result<(), ManagerError> {
-        if keys.is_empty() {
-            return Ok(());
-        }
-        let Some(state) = self.requests.get_mut(&request) else {
-            return Err(IndexError::NotPinned(keys.get(0).into()).into());
-        };
-        let tokens = given_back(&mut self.index, &state.loading, keys)?;
-        if state.loading.starts_with(&tokens) {
-            state.loading.drain(..tokens.len());
-        } else {
-            // Marked by this call, which named each once: one pin of each comes back.
-            let mut left: HashSet<Token> = tokens.iter().copied().collect();
-            state.loading.retain(|token| !left.remove(token));
-        }
-        for &token in tokens.iter().rev() {
-            self.index.unpin(token, Pin::Load)?;
-        }
-        self.primary.loaded_chunks += tokens.len() as u64;
-        self.end_if_done(request, outgoing);
-        Ok(())
-    }
-
     /// Which keys of a batch the admission threshold lets pass; all, without one.
-    fn offered(&self, keys: &KeyBatch) -> Offered {
+    fn offered(&self, keys: &KeyBatch) -> Result<Offered, IndexError> {
         let mut offered = Offered { admitted: Vec::with_capacity(keys.len()), absent: Vec::new() };
         if self.admission.is_open() {
             offered.admitted.extend(0..keys.len() as u32);
-            return offered;
+            return Ok(offered);
         }
+        // Keys that do not pass are not named to the index, which would find one that comes twice.
+        let mut absent = HashSet::new();
+        let mut duplicate = None;
         self.index.find_batch(keys, |position, token| {
+            let key = keys.get(position);
             let mut admitted = true;
             if token.is_none() {
-                let fingerprint = self.index.fingerprint_of(keys.get(position));
+                if !absent.insert(key) {
+                    duplicate.get_or_insert(key);
+                }
+                let fingerprint = self.index.fingerprint_of(key);
                 admitted = self.admission.admits(fingerprint);
                 offered.absent.push(fingerprint);
             }
@@ -297,7 +283,10 @@ impl Inner {
                 offered.admitted.push(position as u32);
             }
         });
-        offered
+        match duplicate {
+            Some(key) => Err(IndexError::Duplicate(key.into())),
+            None => Ok(offered),
+        }
     }
 }
 
@@ -309,29 +298,41 @@ struct Offered {
     absent: Vec<u64>,
 }
 
-/// The entries of keys that a request gives back, each marked; an error if it does not hold one.
+/// The entries of keys that a request gives back of what it holds, each marked; `refused` names
+/// the first one that it does not hold.
 fn given_back(
     index: &mut Index,
-    loading: &[Token],
+    held: &[Token],
     keys: &KeyBatch,
+    refused: fn(HexKey) -> IndexError,
 ) -> Result<Vec<Token>, IndexError> {
     // As a rule they come back as they were taken, and then no key has to be looked up.
-    let taken = keys.iter().zip(loading).all(|(key, &token)| index.key(token) == key);
-    if !taken || keys.len() > loading.len() {
+    let taken = keys.iter().zip(held).all(|(key, &token)| index.key(token) == key);
+    if !taken || keys.len() > held.len() {
         let tokens = index.find_all(keys)?;
-        let held: HashSet<Token> = loading.iter().copied().collect();
+        let held: HashSet<Token> = held.iter().copied().collect();
         let foreign = tokens.iter().zip(keys).find(|(token, _)| !held.contains(token));
         return match foreign {
-            Some((_, key)) => Err(IndexError::NotPinned(key.into())),
+            Some((_, key)) => Err(refused(key.into())),
             None => Ok(tokens),
         };
     }
     index.begin_call();
-    let tokens = &loading[..keys.len()];
+    let tokens = &held[..keys.len()];
     for (&token, key) in tokens.iter().zip(keys) {
         if !index.mark(token) {
             return Err(IndexError::Duplicate(key.into()));
         }
     }
     Ok(tokens.to_vec())
+}
+
+/// Takes entries, each named once, off what a request holds: of several pins of one, one.
+fn strike(held: &mut Vec<Token>, tokens: &[Token]) {
+    if held.starts_with(tokens) {
+        held.drain(..tokens.len());
+    } else {
+        let mut left: HashSet<Token> = tokens.iter().copied().collect();
+        held.retain(|token| !left.remove(token));
+    }
 }

@@ -112,3 +112,13 @@ fn a_batch_promotes_as_much_as_there_is_room_for_and_a_key_twice_once() {
     end_step(&manager);
     assert_eq!(tier.loads.lock()[0].len(), 2, "the second 1 took the third slot's place");
 }
+
+#[test]
+fn tiers_are_told_the_end_of_a_request_that_only_looked_up() {
+    let tier = held(true);
+    let manager = manager(vec![slot("held", Box::new(Arc::clone(&tier)))]);
+    look(&manager, &[1]);
+    manager.request_finished(2).expect("open");
+    manager.end_step().expect("open");
+    assert_eq!((tier.loads.lock().len(), &**tier.ended.lock()), (1, &[(2, 0)][..]));
+}

@@ -108,3 +108,32 @@ fn a_load_that_is_late_and_forgotten_gives_its_slots_back_once() {
     assert_eq!(occupancy(&manager), (0, 0, 0, 0));
     assert_eq!(manager.stats().tiers[0].figures.quarantined, 0);
 }
+
+#[test]
+fn tiers_are_told_no_end_while_a_reset_holds_promotions_back() {
+    let tier = held(true);
+    let manager = manager(vec![slot("held", Box::new(Arc::clone(&tier)))]);
+    manager.reset().expect("open");
+    look(&manager, &[1]);
+    manager.request_finished(2).expect("open");
+    manager.end_step().expect("open");
+    assert!(tier.ended.lock().is_empty(), "a job of it is to come");
+    manager.reset_flushed().expect("open");
+    manager.end_step().expect("open");
+    assert_eq!((tier.loads.lock().len(), &**tier.ended.lock()), (1, &[(2, 0)][..]));
+}
+
+#[test]
+fn a_reset_tells_of_chunks_that_were_there_and_of_no_others() {
+    let manager = manager(Vec::new());
+    store(&manager, &[1]);
+    manager.prepare_store(1, &keys(&[2])).expect("open").expect("room");
+    manager.reset().expect("open");
+    let told: Vec<_> = manager
+        .take_events()
+        .expect("open")
+        .into_iter()
+        .map(|event| (event.kind, event.keys.iter().map(|key| key[0]).collect()))
+        .collect();
+    assert_eq!(told, [(EventKind::Stored, vec![1]), (EventKind::Removed, vec![1])]);
+}
