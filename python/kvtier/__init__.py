@@ -4,7 +4,8 @@ GPU blocks, host memory (the primary tier), and files or network stores (seconda
 chunk of KV cache that was computed once is brought back faster than it can be recomputed.
 
 `Region` and `Manager` are the core, written in Rust; `kvtier.torch` binds them to torch
-tensors; `kvtier.config` lists every setting and every figure. Importing this package starts
+tensors; `kvtier.tiers` is for tiers written in Python, `kvtier.testing` tests tiers;
+`kvtier.config` lists every setting and every figure. Importing this package starts
 nothing and does not import torch.
 """
 
@@ -28,6 +29,14 @@ from kvtier._kvtier import (
 )
 from kvtier.errors import KvTierError
 from kvtier.keys import hash_blocks, make_offload_key
+from kvtier.tiers import (
+    JobResult,
+    SecondaryTier,
+    TierContext,
+    TierJob,
+    TierUsage,
+    register_tier,
+)
 
 __all__ = [
     "HIT",
@@ -36,14 +45,20 @@ __all__ = [
     "MISS",
     "RETRY",
     "HostCopier",
+    "JobResult",
     "KvTierError",
     "Manager",
     "PreparedStore",
     "Region",
+    "SecondaryTier",
+    "TierContext",
+    "TierJob",
+    "TierUsage",
     "__version__",
     "errors",
     "hash_blocks",
     "make_offload_key",
+    "register_tier",
 ]
 
 if build_profile == "debug":

@@ -22,10 +22,14 @@ __all__ = [
     "MISS",
     "POLICIES",
     "RETRY",
+    "TIER_TYPES",
     "HostCopier",
+    "LogLines",
     "Manager",
     "PreparedStore",
     "Region",
+    "TierJob",
+    "TierPort",
     "Trace",
     "__version__",
     "build_profile",
@@ -38,6 +42,9 @@ build_profile: Final[Literal["debug", "release"]]
 
 # The eviction policies there are, by the names that `Manager` and `Trace.replay` take.
 POLICIES: Final[tuple[str, ...]]
+
+# The types of tiers that are built in.
+TIER_TYPES: Final[tuple[str, ...]]
 
 # Upper ends, in seconds, of the buckets of every `kvtier.config.Latency`.
 LATENCY_BUCKETS: Final[tuple[float, ...]]
@@ -104,8 +111,9 @@ class PreparedStore:
 class Manager:
     """Decides what moves when between the primary tier and the secondary tiers.
 
-    `tiers` are plain dicts, fastest first: `{"type": "memory", "capacity_bytes": n}` or
-    `{"type": "file", "path": dir, "capacity_bytes": n}`; see `kvtier.config` for every field.
+    `tiers` are plain dicts, fastest first: `{"type": "memory", "capacity_bytes": n}`,
+    `{"type": "file", "path": dir, "capacity_bytes": n}`, or one of a tier written in Python
+    (`kvtier.register_tier`); see `kvtier.config` for every field.
     `namespace` is the identity of the data (model, dtype, layout ...) as canonical JSON; a
     store that was written under another identity is refused with `StoreIdentityError`.
     A chunk is stored when it was offered `store_threshold` times (1 to 255).
@@ -272,3 +280,58 @@ class Trace:
     def optimum(self, capacity: int) -> int:
         """The most block hits that any policy can have with `capacity` blocks, even one that
         knows the future: Belady's rule, with the choice not to keep a block at all."""
+
+@final
+class TierJob:
+    """Chunks that a tier written in Python is to store or to load.
+
+    Its slots stay the job's until the tier has reported it *and* let go of every view: kvtier
+    releases the views in `chunks` when the job is reported, and those that the tier made of them
+    (slices, numpy arrays) end when the tier drops them. A job that the tier drops without a
+    report is lost.
+    """
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def request(self) -> int: ...
+    @property
+    def keys(self) -> list[bytes]: ...
+    @property
+    def chunks(self) -> list[memoryview]:
+        """The bytes of each key, in the primary tier itself: to read when stored, to write when
+        loaded. Empty once the job was reported."""
+    @property
+    def checksums(self) -> list[int]:
+        """Of a store, the checksum of each chunk, 64 bits, to be kept with it and given back when
+        it is loaded. Empty for a load."""
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the job any more: what is left of it may be skipped. It must be
+        reported, or dropped, all the same."""
+
+@final
+class TierPort:
+    """What `kvtier.tiers.thread` drives a tier with; not for others."""
+
+    def begins(self) -> None: ...
+    def next(self) -> tuple[str, Any] | None:
+        """Waits for the next call to make: its method and its argument. `None`: end."""
+    def answer(self, said: object) -> None: ...
+    def report(self, results: object) -> bool: ...
+    def removed(self, keys: object) -> bool: ...
+    def usage(self, usage: object) -> None: ...
+    def raised(self, method: str, error: object) -> None: ...
+    def notify(self) -> None: ...
+    def ends(self) -> None: ...
+    def begin_close(self) -> None: ...
+    def close(self) -> None: ...
+
+@final
+class LogLines:
+    """The core's warnings and errors; `kvtier._logs` hands them to `logging`."""
+
+    @staticmethod
+    def open() -> LogLines | None: ...
+    def next(self) -> tuple[int, str] | None: ...
+    def close(self) -> None: ...

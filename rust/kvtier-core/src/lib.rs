@@ -10,6 +10,7 @@
 //! | [`region`] | where are the bytes of the primary tier? |
 //! | [`checksum`] | are they still the bytes that were stored? |
 //! | [`clock`] | what time is it? |
+//! | [`log_limit`] | may this line be logged now? |
 //! | [`tier`] | what is behind the primary tier, and how do chunks get there and back? |
 //! | [`manager`] | what moves when? |
 //! | [`replay`] | what would another policy or size have hit? |
@@ -26,7 +27,7 @@ pub mod clock;
 pub mod copy;
 pub mod index;
 pub mod key;
-mod log_limit;
+pub mod log_limit;
 pub mod manager;
 pub mod region;
 pub mod replay;

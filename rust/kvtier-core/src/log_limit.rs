@@ -6,7 +6,7 @@ use crate::sync::Mutex;
 
 /// Says which lines may be logged. What is told only by figures is never lost.
 #[derive(Debug, Default)]
-pub(crate) struct LogLimit(Mutex<State>);
+pub struct LogLimit(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -16,7 +16,7 @@ struct State {
 
 impl LogLimit {
     /// Whether a line may be logged now, and how many were passed over since the last one.
-    pub(crate) fn take(&self) -> Option<u64> {
+    pub fn take(&self) -> Option<u64> {
         let mut state = self.0.lock();
         let now = Instant::now();
         if state.last.is_some_and(|last| now.duration_since(last).as_secs() < 1) {

@@ -72,3 +72,17 @@ pub(crate) fn deadline(py: Python<'_>, timeout: f64) -> PyResult<Instant> {
         })?;
     Ok(Instant::now() + length)
 }
+
+/// The value of a name.
+pub(crate) fn named<T: Copy>(
+    py: Python<'_>,
+    field: &str,
+    name: &str,
+    all: &[(&str, T)],
+) -> PyResult<T> {
+    all.iter().find(|(known, _)| *known == name).map(|&(_, value)| value).ok_or_else(|| {
+        let known: Vec<&str> = all.iter().map(|(known, _)| *known).collect();
+        let message = format!("{field} = {name:?} is not one of {}", known.join(", "));
+        raise(py, "ConfigError", message)
+    })
+}

@@ -8,26 +8,33 @@ mod convert;
 mod copier;
 mod error;
 mod fork;
+mod logging;
 mod manager;
 mod region;
 mod replay;
 mod stats;
+mod tier;
 
 #[pyo3::pymodule]
 mod _kvtier {
     use kvtier_core::index::PolicyKind;
     use kvtier_core::manager::{Histogram, Lookup};
+    use kvtier_core::tier::Place;
     use pyo3::prelude::*;
     use pyo3::types::PyTuple;
 
     #[pymodule_export]
     use super::copier::HostCopier;
     #[pymodule_export]
+    use super::logging::LogLines;
+    #[pymodule_export]
     use super::manager::{Manager, PreparedStore};
     #[pymodule_export]
     use super::region::Region;
     #[pymodule_export]
     use super::replay::Trace;
+    #[pymodule_export]
+    use super::tier::{TierJob, TierPort};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -36,6 +43,7 @@ mod _kvtier {
         module.add("build_profile", profile)?;
         let policies = PolicyKind::ALL.iter().map(|(name, _)| *name).collect::<Vec<_>>();
         module.add("POLICIES", PyTuple::new(module.py(), policies)?)?;
+        module.add("TIER_TYPES", PyTuple::new(module.py(), Place::TYPES)?)?;
         module.add("LATENCY_BUCKETS", PyTuple::new(module.py(), Histogram::bounds())?)?;
         module.add("MISS", Lookup::Miss as u8)?;
         module.add("HIT", Lookup::Hit as u8)?;

@@ -9,16 +9,17 @@ use kvtier_core::key::KeyBatch;
 use kvtier_core::manager::{
     self, EventKind, ManagerError, ManagerOptions, RequestOptions, TierMatcher,
 };
-use kvtier_core::tier::{Locality, Medium, TierConfig, TierError};
+use kvtier_core::tier::{Locality, Medium};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::convert::{deadline, key_list, keys};
+use crate::convert::{deadline, key_list, keys, named};
 use crate::error::{OrRaise, raise};
 use crate::fork::Home;
 use crate::region::Region;
 use crate::stats::stats_dict;
+use crate::tier::open_manager;
 
 /// Calls with fewer keys finish sooner than leaving the interpreter and coming back pays for.
 const DETACH_FROM_KEYS: usize = 32;
@@ -119,21 +120,7 @@ impl Manager {
             })?;
         let clock = Clock::system();
         let options = ManagerOptions { key_bytes, policy, store_threshold, events, clock };
-        let configs = match tiers {
-            Some(tiers) => TierConfig::parse_all(&to_json(tiers)?, &[]).or_raise(py)?,
-            None => Vec::new(),
-        };
-        let shared = region.get().shared().clone();
-        let slot_bytes = shared.slot_bytes();
-        let inner = py
-            .detach(|| {
-                manager::Manager::open(shared, &options, &configs, |_, config| {
-                    let foreign =
-                        &mut |config: &TierConfig| Err(TierError::Foreign(config.name.clone()));
-                    config.open(slot_bytes, key_bytes, namespace, foreign)
-                })
-            })
-            .or_raise(py)?;
+        let inner = open_manager(py, region.get().shared().clone(), &options, tiers, namespace)?;
         Ok(Self { inner: ManuallyDrop::new(inner), region, key_bytes, home: Home::here() })
     }
 
@@ -334,9 +321,10 @@ fn matcher(given: &Bound<'_, PyDict>) -> PyResult<TierMatcher> {
     let mut matcher = TierMatcher::default();
     for (field, value) in given {
         let (field, value) = (field.extract::<String>()?, value.extract::<String>()?);
+        let named_as = format!("tiers: {field}");
         match &*field {
-            "medium" => matcher.medium = Some(named(py, &field, &value, &Medium::ALL)?),
-            "locality" => matcher.locality = Some(named(py, &field, &value, &Locality::ALL)?),
+            "medium" => matcher.medium = Some(named(py, &named_as, &value, &Medium::ALL)?),
+            "locality" => matcher.locality = Some(named(py, &named_as, &value, &Locality::ALL)?),
             _ => {
                 let message = format!("tiers: unknown field {field:?}: use medium or locality");
                 return Err(raise(py, "ConfigError", message));
@@ -344,24 +332,4 @@ fn matcher(given: &Bound<'_, PyDict>) -> PyResult<TierMatcher> {
         }
     }
     Ok(matcher)
-}
-
-/// The value of a name.
-fn named<T: Copy>(py: Python<'_>, field: &str, name: &str, all: &[(&str, T)]) -> PyResult<T> {
-    all.iter().find(|(known, _)| *known == name).map(|&(_, value)| value).ok_or_else(|| {
-        let known: Vec<&str> = all.iter().map(|(known, _)| *known).collect();
-        let message = format!("tiers: {field} = {name:?} is not one of {}", known.join(", "));
-        raise(py, "ConfigError", message)
-    })
-}
-
-/// Settings given as Python objects, as JSON; paths become strings.
-fn to_json(tiers: &Bound<'_, PyAny>) -> PyResult<String> {
-    let py = tiers.py();
-    let options = PyDict::new(py);
-    options.set_item("default", py.import("kvtier.config")?.getattr("jsonable")?)?;
-    let list = py.import("builtins")?.getattr("list")?.call1((tiers,))?;
-    let text = py.import("json")?.getattr("dumps")?.call((list,), Some(&options));
-    text.and_then(|text| text.extract())
-        .map_err(|error| raise(py, "ConfigError", format!("tiers: {}", error.value(py))))
 }

@@ -90,6 +90,11 @@ struct FaultyFields {
 /// Opens a tier that is made elsewhere.
 pub type OpenForeign<'a> = dyn FnMut(&TierConfig) -> Result<Box<dyn SecondaryTier>, TierError> + 'a;
 
+impl Place {
+    /// The types that are made here.
+    pub const TYPES: [&str; 3] = ["memory", "file", "faulty"];
+}
+
 fn two() -> usize {
     2
 }
@@ -228,6 +233,12 @@ mod tests {
         assert!(matches!(tiers[1].place, Place::File { threads: 3, .. }));
         assert_eq!(tiers[1].limits, TierLimits::default());
         assert_eq!(tiers[2].limits.shed, Shed::Oldest);
+    }
+
+    #[test]
+    fn the_types_made_here_are_those_that_are_listed() {
+        let listed = Place::TYPES.map(|name| format!("`{name}`")).join(" or ");
+        assert!(refused(r#"[{"type":"tape"}]"#).contains(&format!("expected {listed} (")));
     }
 
     #[test]

@@ -111,7 +111,9 @@ def main() -> int:
         print(f"{patch.stem:<36} {found or f'NOT FOUND in {SEEDS} seeds'}", flush=True)
         if found is None:
             missed.append(patch.stem)
-    print(f"{len(patches) - len([name for name in missed if name != 'no bug'])} of {len(patches)} found")
+    print(
+        f"{len(patches) - len([name for name in missed if name != 'no bug'])} of {len(patches)} found"
+    )
     return 1 if missed else 0
 
 
