@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import kvtier
 from kvtier import HIT, HIT_PENDING, MISS, errors
 from kvtier.config import Latency, PrimaryStats, TierLimits, TierStats
+from kvtier.testing import faulty
 
 KEY_BYTES = 8
 CHUNK = 4096
@@ -37,10 +39,12 @@ def store(manager: kvtier.Manager, request: int, *numbers: int) -> None:
 
 
 def test_a_failing_tier_is_switched_off_and_tells_so() -> None:
-    faults = {"partial": 1.0}
-    bad = {"type": "faulty", "name": "bad", "inner": memory(), "faults": faults}
-    limits = {"breaker_failures": 2, "breaker_pause_s": 3600.0, "breaker_max_pause_s": 3600}
-    manager = make({**bad, **limits}, events=True)
+    limits: dict[str, Any] = {
+        "breaker_failures": 2,
+        "breaker_pause_s": 3600.0,
+        "breaker_max_pause_s": 3600,
+    }
+    manager = make(faulty(memory(), partial=1.0, name="bad", **limits), events=True)
     for number in range(4):
         store(manager, 1, number)
         assert manager.drain(30)
@@ -109,6 +113,29 @@ def test_a_bad_limit_is_named_with_what_is_allowed(fields: dict[str, Any], part:
 def test_bad_faults_are_named(faults: dict[str, Any], part: str) -> None:
     with pytest.raises(errors.ConfigError, match=part):
         make({"type": "faulty", "inner": memory(), "faults": faults})
+
+
+def test_a_tier_of_any_kind_can_be_made_to_fail() -> None:
+    class Nothing(kvtier.SecondaryTier):
+        def lookup(self, keys: Sequence[bytes]) -> Sequence[int]:
+            return [MISS] * len(keys)
+
+        def submit_store(self, job: kvtier.TierJob) -> None:
+            raise AssertionError(f"{job} should be lost before it comes here")
+
+        submit_load = submit_store
+
+        def finished(self) -> list[kvtier.JobResult]:
+            return []
+
+    kvtier.register_tier("nothing", Nothing)
+    manager = make(faulty({"type": "nothing"}, loss=1.0, name="lossy"))
+    store(manager, 1, 1)
+    assert manager.drain(30)
+    assert manager.stats()["tiers"]["lossy"]["store_failures"]["lost"] == 1
+    manager.shutdown()
+    with pytest.raises(errors.ConfigError, match="unknown field `size`"):
+        make(faulty({"type": "nothing", "size": 1}))
 
 
 def test_a_request_may_use_the_tiers_that_match() -> None:
