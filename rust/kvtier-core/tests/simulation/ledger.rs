@@ -2,7 +2,7 @@
 //! keys are resident, and why a key may be on its way.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvtier_core::index::Slot;
 use kvtier_core::tier::{JobId, RequestId};
@@ -25,8 +25,13 @@ struct Users {
 /// A load job that the manager still takes for its keys' way into the primary tier.
 #[derive(Debug)]
 pub(crate) struct Load {
+    pub(crate) tier: usize,
     pub(crate) keys: Vec<Key>,
+    /// Those that its tier brought.
+    pub(crate) came: Vec<Key>,
     pub(crate) deadline: Instant,
+    /// The time it had.
+    pub(crate) granted: Duration,
     /// Its tier let go of it; the manager may not know yet.
     pub(crate) ended: bool,
     /// A step ended after its deadline.
@@ -48,6 +53,8 @@ pub(crate) struct Ledger {
     /// Promotions that the next step must submit, each once.
     pub(crate) queued: BTreeMap<Key, RequestId>,
     pub(crate) loads: BTreeMap<JobId, Load>,
+    /// Until when a tier must not be asked for a key that it did not bring.
+    pub(crate) doubted: BTreeMap<(usize, Key), Instant>,
     /// What tiers said they have, in the look-up that runs.
     pub(crate) said_hit: BTreeSet<Key>,
     /// Keys of load jobs submitted in the call that runs.
@@ -107,10 +114,52 @@ impl Ledger {
         self.loads.retain(|_, load| !load.ended);
     }
 
-    /// A step ended at `now`: what is late is a miss.
+    /// A load job began.
+    pub(crate) fn load_begins(
+        &mut self,
+        id: JobId,
+        load: Load,
+        now: Instant,
+    ) -> Result<(), String> {
+        let doubted =
+            |key: &&Key| self.doubted.get(&(load.tier, **key)).is_some_and(|&end| now < end);
+        let early = load.keys.iter().find(doubted).copied();
+        self.promoted.extend(&load.keys);
+        let tier = load.tier;
+        self.loads.insert(id, load);
+        match early {
+            Some(key) => Err(format!("tier {tier} failed to bring {key:?}, and is asked again")),
+            None => Ok(()),
+        }
+    }
+
+    /// A tier may have stored keys anew, so that it may be asked for them again.
+    pub(crate) fn may_be_good(&mut self, tier: usize, keys: impl Iterator<Item = Key>) {
+        for key in keys {
+            self.doubted.remove(&(tier, key));
+        }
+    }
+
+    /// The tier of a load let go of it.
+    pub(crate) fn load_ends(&mut self, id: JobId, now: Instant) {
+        let Some(load) = self.loads.get_mut(&id) else {
+            return;
+        };
+        load.ended = true;
+        if !load.late {
+            let failed = load.keys.iter().filter(|key| !load.came.contains(key));
+            self.doubted.extend(failed.map(|&key| ((load.tier, key), now + load.granted)));
+        }
+    }
+
+    /// A step ends at `now`: what is late is a miss.
     pub(crate) fn deadlines_passed(&mut self, now: Instant) {
-        for load in self.loads.values_mut() {
-            load.late |= !load.ended && now >= load.deadline;
+        for load in self.loads.values_mut().filter(|load| !load.ended && !load.late) {
+            load.late = now >= load.deadline;
+            if load.late {
+                let failed = load.keys.iter();
+                self.doubted.extend(failed.map(|&key| ((load.tier, key), now + load.granted)));
+            }
         }
     }
 

@@ -354,9 +354,11 @@ impl State {
             tier.largest_store = tier.largest_store.max((keys.len() * CHUNK_BYTES) as u64);
         } else {
             tier.load_chunks += keys.len();
-            self.ledger.promoted.extend(&keys);
-            let load = Load { keys, deadline: end, ended: false, late: false };
-            self.ledger.loads.insert(held.id, load);
+            let (now, came) = (self.now, Vec::new());
+            let (tier, granted) = (number, end - now);
+            let load = Load { tier, keys, came, deadline: end, granted, ended: false, late: false };
+            let begun = self.ledger.load_begins(held.id, load, now);
+            self.check(begun);
         }
         if told {
             self.violate(format!("{} comes after the end of the request", who()));
@@ -370,12 +372,13 @@ impl State {
             return;
         }
         match &held.work {
-            Work::Store(job) => self.ledger.give_back(&job.chunks().slots, Use::Read),
+            Work::Store(job) => {
+                self.ledger.give_back(&job.chunks().slots, Use::Read);
+                self.ledger.may_be_good(number, job.chunks().keys.iter().map(Key::of));
+            }
             Work::Load(job) => {
                 self.ledger.give_back(&job.chunks().slots, Use::Write);
-                if let Some(load) = self.ledger.loads.get_mut(&held.id) {
-                    load.ended = true;
-                }
+                self.ledger.load_ends(held.id, self.now);
             }
         }
     }
@@ -411,7 +414,7 @@ impl State {
         if !self.happens(number, Feature::Skip) {
             match &held.work {
                 Work::Store(job) => self.store_chunk(number, job, held.next),
-                Work::Load(job) => self.load_chunk(number, job, held.next),
+                Work::Load(job) => self.load_chunk(number, job, held.next, held.life),
             }
         }
         held.next += 1;
@@ -456,7 +459,7 @@ impl State {
         job.report(index, Ok(()), Duration::ZERO, Some(&evicted));
     }
 
-    fn load_chunk(&mut self, number: usize, job: &LoadJob, index: usize) {
+    fn load_chunk(&mut self, number: usize, job: &LoadJob, index: usize, life: u32) {
         let key = Key::of(job.key(index));
         // SAFETY: this thread is the only worker of the job, and `place` is gone before `deliver`.
         let place = unsafe { job.place(index) };
@@ -474,13 +477,16 @@ impl State {
             return;
         };
         place.copy_from_slice(&kept.bytes);
-        let delivered = job.deliver(index, kept.checksum, Duration::ZERO);
-        if delivered.is_err() {
-            if self.tiers[number].is_marked(key, Feature::KeepBadCopy) {
-                self.tally.count(Feature::KeepBadCopy);
-            } else {
-                self.tiers[number].kept.remove(&key);
+        if job.deliver(index, kept.checksum, Duration::ZERO).is_ok() {
+            // A job of an earlier process may have the number of a job of this one.
+            let load = self.ledger.loads.get_mut(&job.id()).filter(|_| life == self.ledger.life);
+            if let Some(load) = load {
+                load.came.push(key);
             }
+        } else if self.tiers[number].is_marked(key, Feature::KeepBadCopy) {
+            self.tally.count(Feature::KeepBadCopy);
+        } else {
+            self.tiers[number].kept.remove(&key);
         }
     }
 }

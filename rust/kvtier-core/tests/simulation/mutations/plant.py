@@ -23,10 +23,19 @@ SEEDS = 1000
 TIMEOUT_S = 300
 
 
+def tool(name: str) -> str:
+    """The path of a program; ends the run if it is not there."""
+    path = shutil.which(name)
+    if path is None:
+        print(f"{name} is not installed", file=sys.stderr)
+        sys.exit(2)
+    return path
+
+
 def copy_tree() -> None:
     """Copies what git knows and sees; files that did not change keep their times."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        [tool("git"), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         check=True,
         capture_output=True,
@@ -48,7 +57,11 @@ def apply(patch: Path, *flags: str) -> str | None:
     # The copy is a directory like any other, not part of the repository around it.
     outside = {**os.environ, "GIT_CEILING_DIRECTORIES": str(WORK)}
     done = subprocess.run(
-        ["git", "apply", *flags, str(patch)], cwd=TREE, env=outside, capture_output=True, text=True
+        [tool("git"), "apply", *flags, str(patch)],
+        cwd=TREE,
+        env=outside,
+        capture_output=True,
+        text=True,
     )
     return done.stderr if done.returncode else None
 
@@ -66,7 +79,7 @@ def cargo(*arguments: str) -> subprocess.CompletedProcess[str]:
     }
     test = ["test", "--quiet", "--release", "--locked", "-p", "kvtier-core", "--test", "simulation"]
     return subprocess.run(
-        ["cargo", *test, *arguments],
+        [tool("cargo"), *test, *arguments],
         cwd=TREE,
         env=settings,
         capture_output=True,
@@ -103,18 +116,15 @@ def main() -> int:
         return 2
     sound = simulate()
     print(f"{'no bug':<36} {sound or 'nothing found, as it should be'}", flush=True)
-    missed = [] if sound is None else ["no bug"]
+    found = 0
     for patch in patches:
         apply(patch)
-        found = simulate()
+        how = simulate()
         apply(patch, "--reverse")
-        print(f"{patch.stem:<36} {found or f'NOT FOUND in {SEEDS} seeds'}", flush=True)
-        if found is None:
-            missed.append(patch.stem)
-    print(
-        f"{len(patches) - len([name for name in missed if name != 'no bug'])} of {len(patches)} found"
-    )
-    return 1 if missed else 0
+        print(f"{patch.stem:<36} {how or f'NOT FOUND in {SEEDS} seeds'}", flush=True)
+        found += how is not None
+    print(f"{found} of {len(patches)} bugs found")
+    return 0 if sound is None and found == len(patches) else 1
 
 
 if __name__ == "__main__":
