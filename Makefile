@@ -10,6 +10,8 @@ BENCH_ARGS ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 300
+FIRST ?= 0
+SEEDS ?= 100000
 
 BIN := $(VENV)/bin
 WHEELS := target/wheels
@@ -65,6 +67,15 @@ test-rust: ## Run cargo fmt --check, clippy, cargo doc and cargo test
 interleavings: ## Run the threads of the core under a seeded scheduler (ITERATIONS=300)
 	RUSTFLAGS="--cfg kvtier_shuttle" cargo test --quiet --locked --package kvtier-core \
 		--target-dir target/shuttle --test interleavings
+
+.PHONY: simulate
+simulate: ## Run the manager, simulated with every fault, from seed FIRST on (FIRST=0 SEEDS=100000)
+	FIRST=$(FIRST) SEEDS=$(SEEDS) cargo test --quiet --release --locked --package kvtier-core \
+		--test simulation -- --exact every_seed_keeps_every_invariant --nocapture
+
+.PHONY: mutations
+mutations: ## Plant bugs in the core, one at a time: the simulation must find each in 1,000 seeds
+	$(PYTHON) rust/kvtier-core/tests/simulation/mutations/plant.py
 
 .PHONY: fuzz
 fuzz: ## Fuzz the index against its model (needs nightly and cargo-fuzz; FUZZ_SECONDS=300)

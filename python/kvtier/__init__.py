@@ -17,6 +17,7 @@ from kvtier import errors
 from kvtier._kvtier import (
     HIT,
     HIT_PENDING,
+    LATENCY_BUCKETS,
     MISS,
     RETRY,
     HostCopier,
@@ -40,6 +41,7 @@ from kvtier.tiers import (
 __all__ = [
     "HIT",
     "HIT_PENDING",
+    "LATENCY_BUCKETS",
     "MISS",
     "RETRY",
     "HostCopier",

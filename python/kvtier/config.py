@@ -12,6 +12,7 @@ Tiers are plain dicts, checked before anything is opened:
 | `load_deadline_s` | all | seconds after which a load is a miss | 5 |
 | `store_deadline_s` | all | seconds after which a store is given up | 30 |
 | `lookup_deadline_s` | all | seconds a request is told RETRY, then it is a miss | 1 |
+| `load_share` | all | part of the primary tier's slots that its loads may hold | 0.5 |
 | `max_queued_bytes` | all | bytes of stores under way; more are shed | half the region |
 | `shed` | all | which stores are shed, `"newest"` or `"oldest"` | `"newest"` |
 | `high_water_s_per_mib` | all | a tier that takes longer for a MiB is under pressure ... | 0.05 |
@@ -51,6 +52,7 @@ class TierLimits(TypedDict):
     load_deadline_s: NotRequired[float]
     store_deadline_s: NotRequired[float]
     lookup_deadline_s: NotRequired[float]
+    load_share: NotRequired[float]
     max_queued_bytes: NotRequired[int]
     shed: NotRequired[Literal["newest", "oldest"]]
     high_water_s_per_mib: NotRequired[float]
@@ -95,7 +97,7 @@ class PrimaryStats(TypedDict):
     stored_chunks: int
     loaded_chunks: int
     stores_refused: int  # calls of prepare_store that found no room
-    promotions_refused: int  # chunks of other tiers that found no room
+    promotions_refused: int  # not promoted: no room, or more than the tier's load_share
     not_admitted: int  # chunks offered less often than store_threshold asks
 
 

@@ -1,7 +1,8 @@
 """The manager of any policy over real tiers against a model: what was stored under a key.
 
-Steps store, look up, load, damage files, and restart on the same directory. Whatever happens, a
-key that answers HIT gives the very bytes that were stored under it, and every pin comes back.
+Steps store, look up, load, damage files, reset, and restart on the same directory, with a file
+tier that also fails by itself. Whatever happens, a key that answers HIT gives the very bytes that
+were stored under it, and every pin comes back.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ from kvtier._kvtier import POLICIES
 
 KEY_BYTES = 8
 CHUNK = 4096
+# What goes wrong in the file tier, besides what the steps do to its files.
+FAULTS: list[dict[str, float]] = [
+    {},
+    {"seed": 1, "loss": 0.2, "partial": 0.2, "corrupt": 0.2, "full": 0.2},
+    {"seed": 2, "lie": 0.3, "panic": 0.1, "crash_after": 12},
+]
 NUMBERS = st.lists(st.integers(0, 11), min_size=1, max_size=4, unique=True)
 
 
@@ -41,10 +48,13 @@ class TieredChunks(RuleBasedStateMachine):
         self.prepared: dict[int, tuple[int, int]] = {}
         self.loading: list[tuple[int, int]] = []
 
-    @initialize(with_memory=st.booleans(), policy=st.sampled_from(POLICIES))
-    def open(self, with_memory: bool, policy: str) -> None:
+    @initialize(
+        with_memory=st.booleans(), policy=st.sampled_from(POLICIES), faults=st.sampled_from(FAULTS)
+    )
+    def open(self, with_memory: bool, policy: str, faults: dict[str, float]) -> None:
         self.with_memory = with_memory
         self.policy = policy
+        self.faults = faults
         self.start()
 
     def start(self) -> None:
@@ -55,6 +65,13 @@ class TieredChunks(RuleBasedStateMachine):
         ]
         if self.with_memory:
             tiers.insert(0, {"type": "memory", "capacity_bytes": 3 * CHUNK, "threads": 1})
+        if self.faults:
+            tiers[-1] = {
+                "type": "faulty",
+                "name": "file",
+                "inner": tiers[-1],
+                "faults": self.faults,
+            }
         self.manager = kvtier.Manager(
             self.region, tiers, policy=self.policy, key_bytes=KEY_BYTES, namespace="m"
         )
@@ -142,6 +159,13 @@ class TieredChunks(RuleBasedStateMachine):
             places = st.one_of(st.integers(0, 103), st.integers(CHUNK, 2 * CHUNK - 1))
             raw[min(data.draw(places), len(raw) - 1)] ^= 1 << data.draw(st.integers(0, 7))
             path.write_bytes(raw)
+
+    @rule()
+    def reset(self) -> None:
+        self.manager.reset()
+        self.prepared.clear()
+        self.loading.clear()
+        self.manager.reset_flushed()
 
     @rule()
     def restart(self) -> None:

@@ -65,7 +65,8 @@ class Bench:
         tier.made = []
         kind = f"{tier.__name__}-{next(_names)}"
         kvtier.register_tier(kind, tier)
-        config = {"type": kind, "name": "plain", "high_water_s_per_mib": 1e9, **fields}
+        patient = {"high_water_s_per_mib": 1e9, "load_share": 1.0}
+        config = {"type": kind, "name": "plain", **patient, **fields}
         region = kvtier.Region(slots, 4096)
         self.manager = kvtier.Manager(region, [config], key_bytes=KEY_BYTES, events=True)
         self.rows = np.asarray(region)

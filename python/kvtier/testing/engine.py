@@ -25,6 +25,7 @@ _PATIENT: Mapping[str, Any] = {
     "load_deadline_s": PATIENCE_S,
     "store_deadline_s": PATIENCE_S,
     "lookup_deadline_s": PATIENCE_S,
+    "load_share": 1.0,
     "max_queued_bytes": 1 << 40,
     "high_water_s_per_mib": 1e9,
     "breaker_failures": 0,

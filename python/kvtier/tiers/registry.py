@@ -66,6 +66,9 @@ def plan(tiers: Iterable[Any]) -> list[Planned]:
 
 def _plan_one(position: int, given: Any) -> Planned:
     kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind == "faulty" and "inner" in given:
+        inner = _plan_one(position, given["inner"])
+        return Planned({**given, "inner": inner.fields}, inner.tier)
     if not isinstance(kind, str) or kind in TIER_TYPES:
         return Planned(given, None)
     where = f"tier {position} ({kind})"

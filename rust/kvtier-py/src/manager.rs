@@ -22,7 +22,7 @@ use crate::stats::stats_dict;
 use crate::tier::open_manager;
 
 /// Calls with fewer keys finish sooner than leaving the interpreter and coming back pays for.
-const DETACH_FROM_KEYS: usize = 64;
+const DETACH_FROM_KEYS: usize = 32;
 /// How often a waiting call looks whether the user pressed Ctrl-C.
 pub(crate) const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 

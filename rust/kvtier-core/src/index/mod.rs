@@ -23,6 +23,7 @@ mod admission;
 mod arc;
 mod auto;
 mod chain;
+mod check;
 mod ghosts;
 mod gittins;
 mod lirs;
@@ -31,6 +32,7 @@ mod lru;
 mod policy;
 mod reserve;
 mod s3fifo;
+mod state;
 mod table;
 
 use foldhash::fast::FixedState;
@@ -374,98 +376,6 @@ impl Index {
         hash(&self.hasher, self.key(token))
     }
 
-    /// Fills an empty index with keys that hold their slots already, least recently used first.
-    /// A key that comes twice, and a slot past the capacity or taken before, is passed over:
-    /// `adopted` tells the caller which ones were taken.
-    pub fn restore<'k>(
-        &mut self,
-        found: impl Iterator<Item = (&'k [u8], Slot)>,
-        mut adopted: impl FnMut(bool),
-    ) {
-        debug_assert!(self.is_empty() && self.next_slot == 0);
-        self.begin_call();
-        let mut used = vec![false; self.capacity as usize];
-        for (key, slot) in found {
-            let free = used.get(slot as usize).is_some_and(|used| !used);
-            let hash = hash(&self.hasher, key);
-            let absent = self.table.find(hash, |token| self.key(token) == key).is_none();
-            let token =
-                (free && absent).then(|| self.insert_absent(key, hash, Writer::Store, ANYONE));
-            if let Some(token) = token {
-                used[slot as usize] = true;
-                self.entries[token as usize].slot = slot;
-                self.policy.admit(token, hash, NIL);
-                self.commit(token);
-            }
-            adopted(token.is_some());
-        }
-        self.next_slot = self.capacity;
-        self.free_slots.extend((0..self.capacity).rev().filter(|&slot| !used[slot as usize]));
-    }
-
-    /// The write is over and good: the entry becomes ready, and evictable.
-    pub fn commit(&mut self, token: Token) {
-        let entry = &mut self.entries[token as usize];
-        debug_assert!(matches!(entry.state, State::Writing(_)));
-        entry.state = State::Ready;
-        self.writing -= 1;
-        self.policy.insert(token);
-    }
-
-    /// The write failed: the key is absent again and its slot free.
-    pub fn abort(&mut self, token: Token) {
-        self.policy.cancel(token);
-        self.drop_unreserved(token);
-    }
-
-    /// The key is absent at once, but its slot is still in somebody's hands: it stays taken
-    /// until [`Index::reclaim`]. For a write that is late, or a bad copy being deleted.
-    pub fn detach(&mut self, token: Token) -> Slot {
-        match self.state(token) {
-            State::Writing(_) => {
-                self.writing -= 1;
-                self.policy.cancel(token);
-            }
-            State::Ready => self.policy.remove(token, self.fingerprint(token), Removal::Dropped),
-        }
-        let slot = std::mem::replace(&mut self.entries[token as usize].slot, NIL);
-        self.drop_entry(token);
-        self.detached += 1;
-        slot
-    }
-
-    /// All keys, in no order.
-    pub fn keys(&self) -> impl Iterator<Item = &[u8]> {
-        self.table.iter().map(|token| self.key(token))
-    }
-
-    /// Forgets every key. A slot that somebody reads or writes stays taken until it is
-    /// [reclaimed](Index::reclaim), and `held` is told of it.
-    pub fn clear(&mut self, mut held: impl FnMut(Held)) {
-        for token in self.table.iter().collect::<Vec<_>>() {
-            let Entry { slot, state, load_pins, job_pins, .. } = self.entries[token as usize];
-            if state == State::Ready && self.entries[token as usize].pinned() {
-                let entry = &mut self.entries[token as usize];
-                (entry.load_pins, entry.job_pins) = (0, 0);
-                self.pinned -= 1;
-                self.policy.release(token);
-            }
-            self.detach(token);
-            if state == State::Ready && load_pins == 0 && job_pins == 0 {
-                self.reclaim(slot);
-            } else {
-                held(Held { slot, state, load_pins, job_pins });
-            }
-        }
-    }
-
-    /// Takes back a slot that [`Index::detach`] gave out.
-    pub fn reclaim(&mut self, slot: Slot) {
-        debug_assert!(self.detached > 0);
-        self.detached -= 1;
-        self.free_slots.push(slot);
-    }
-
     /// Marks a key as used by `requester`. One that is being written is as new as can be.
     pub fn touch(&mut self, token: Token, requester: Requester) {
         let entry = &mut self.entries[token as usize];
@@ -481,64 +391,6 @@ impl Index {
             if let Some(token) = self.find(key) {
                 self.touch(token, requester);
             }
-        }
-    }
-
-    /// Pins a ready entry.
-    ///
-    /// # Errors
-    /// [`IndexError::NotReady`], [`IndexError::PinOverflow`].
-    pub fn pin(&mut self, token: Token, pin: Pin) -> Result<(), IndexError> {
-        let entry = self.entries[token as usize];
-        if entry.state != State::Ready {
-            return Err(IndexError::NotReady(self.key(token).into()));
-        }
-        let count = match pin {
-            Pin::Load => entry.load_pins,
-            Pin::Job => entry.job_pins,
-        };
-        if count == u16::MAX {
-            return Err(IndexError::PinOverflow(self.key(token).into()));
-        }
-        if !entry.pinned() {
-            self.policy.acquire(token);
-            self.pinned += 1;
-        }
-        *self.pins_mut(token, pin) += 1;
-        Ok(())
-    }
-
-    /// Gives a pin back.
-    ///
-    /// # Errors
-    /// [`IndexError::NotPinned`] when there is none of this kind.
-    pub fn unpin(&mut self, token: Token, pin: Pin) -> Result<(), IndexError> {
-        let count = self.pins_mut(token, pin);
-        if *count == 0 {
-            return Err(IndexError::NotPinned(self.key(token).into()));
-        }
-        *count -= 1;
-        if !self.entries[token as usize].pinned() {
-            self.pinned -= 1;
-            self.policy.release(token);
-        }
-        Ok(())
-    }
-
-    /// The number of pins of a kind on an entry.
-    pub fn pins(&self, token: Token, pin: Pin) -> u16 {
-        let entry = &self.entries[token as usize];
-        match pin {
-            Pin::Load => entry.load_pins,
-            Pin::Job => entry.job_pins,
-        }
-    }
-
-    fn pins_mut(&mut self, token: Token, pin: Pin) -> &mut u16 {
-        let entry = &mut self.entries[token as usize];
-        match pin {
-            Pin::Load => &mut entry.load_pins,
-            Pin::Job => &mut entry.job_pins,
         }
     }
 
@@ -559,84 +411,6 @@ impl Index {
             }
         }
         Ok(tokens)
-    }
-
-    /// Frees an entry that no list holds, and its slot if it still has one.
-    fn drop_entry(&mut self, token: Token) {
-        self.drop_hashed(token, self.fingerprint(token));
-    }
-
-    fn drop_hashed(&mut self, token: Token, hash: u64) {
-        self.table.remove(hash, token);
-        let slot = std::mem::replace(&mut self.entries[token as usize].slot, NIL);
-        if slot != NIL {
-            self.free_slots.push(slot);
-        }
-        self.free_tokens.push(token);
-    }
-
-    /// Bytes on the heap.
-    pub fn heap_bytes(&self) -> usize {
-        let tokens = self.free_tokens.capacity()
-            + self.free_slots.capacity()
-            + self.victims.capacity()
-            + self.newcomers.capacity() * (size_of::<Newcomer>() / size_of::<Token>());
-        self.table.heap_bytes()
-            + self.entries.capacity() * size_of::<Entry>()
-            + self.keys.capacity()
-            + tokens * size_of::<Token>()
-            + self.hashes.capacity() * size_of::<u64>()
-            + self.policy.heap_bytes()
-    }
-
-    /// Walks every invariant of the module's list.
-    ///
-    /// # Errors
-    /// What is wrong.
-    pub fn validate(&self) -> Result<(), String> {
-        self.policy.validate()?;
-        let mut taken = vec![false; self.next_slot as usize];
-        let mut take = |slot: Slot, by: &str| match taken.get_mut(slot as usize) {
-            Some(flag) if !*flag => {
-                *flag = true;
-                Ok(())
-            }
-            _ => Err(format!("slot {slot} ({by}) is taken twice or was never given out")),
-        };
-        let (mut writing, mut pinned, mut evictable) = (0, 0, 0);
-        for token in self.table.iter() {
-            let entry = &self.entries[token as usize];
-            if self.find(self.key(token)) != Some(token) {
-                return Err(format!("token {token} is not found by its key"));
-            }
-            take(entry.slot, "entry")?;
-            let is_evictable = entry.evictable();
-            writing += usize::from(entry.state != State::Ready);
-            pinned += usize::from(entry.pinned());
-            evictable += usize::from(is_evictable);
-            if entry.state != State::Ready && entry.pinned() {
-                return Err(format!("token {token} is pinned while being written"));
-            }
-            if self.policy.holds(token) != is_evictable {
-                return Err(format!("token {token} is on the wrong side of the policy's lists"));
-            }
-        }
-        for &slot in &self.free_slots {
-            take(slot, "free")?;
-        }
-        let loose = taken.iter().filter(|&&flag| !flag).count();
-        if loose != self.detached {
-            return Err(format!("{loose} slots belong to nobody, {} are detached", self.detached));
-        }
-        let counted = (writing, pinned, evictable);
-        let kept = (self.writing, self.pinned, self.policy.evictable());
-        if counted != kept {
-            return Err(format!("(writing, pinned, evictable) are {counted:?}, kept {kept:?}"));
-        }
-        if self.table.len() + self.free_tokens.len() != self.entries.len() {
-            return Err("a token is neither used nor free".into());
-        }
-        Ok(())
     }
 }
 

@@ -37,7 +37,7 @@ pub struct PrimaryFigures {
     pub loaded_chunks: u64,
     /// Calls of `prepare_store` that found no room.
     pub stores_refused: u64,
-    /// Chunks of other tiers that found no room to be promoted to.
+    /// Chunks of other tiers that were not promoted: no room, or more than the tier's share.
     pub promotions_refused: u64,
     /// Chunks that were offered less often than the admission threshold asks.
     pub not_admitted: u64,

@@ -100,7 +100,7 @@ impl Manager {
         // Stores that were given up keep their slots until the tier comes to them: a tier that
         // stands still must not hold ever more.
         let held = tier.figures.queued_bytes;
-        if self.tiers[number].limits.shed == Shed::Newest || held + bytes > 2 * most {
+        if self.tiers[number].limits.shed == Shed::Newest || held + bytes > most.saturating_mul(2) {
             tier.figures.sheds += chunks;
             return false;
         }
@@ -170,6 +170,9 @@ impl Manager {
             add(&mut tier.figures.stores.failures, failures);
         }
         tier.figures.evictions += result.evicted.len() as u64;
+        if !tier.doubts.is_empty() {
+            moved(job, result).for_each(|key| tier.doubts.trust(inner.index.fingerprint_of(key)));
+        }
         let number = Some(job.tier);
         inner.events.push(EventKind::Removed, number, result.evicted.iter());
         inner.events.push(EventKind::Stored, number, moved(job, result));
@@ -259,6 +262,16 @@ impl Inner {
     }
 
     fn apply_load(&mut self, job: &Running, result: &JobResult) {
+        if !job.overdue && !job.cancelled.load(Ordering::Relaxed) {
+            let doubts = &mut self.tiers[job.tier].doubts;
+            for (key, outcome) in job.chunks.keys.iter().zip(&result.outcomes) {
+                let chunk = self.index.fingerprint_of(key);
+                match outcome {
+                    Ok(()) => doubts.trust(chunk),
+                    Err(_) => doubts.failed(chunk, result.ended),
+                }
+            }
+        }
         if job.detached {
             // The keys became misses before; now nobody writes the slots any more.
             job.chunks.slots.iter().for_each(|&slot| self.let_go(slot));
@@ -271,6 +284,7 @@ impl Inner {
             }
             self.events.push(EventKind::Stored, None, moved(job, result));
         }
+        self.tiers[job.tier].loading -= job.chunks.len() as u64;
         let figures = &mut self.tiers[job.tier].figures;
         if job.overdue {
             figures.quarantined -= job.chunks.len() as u64;
@@ -291,6 +305,9 @@ impl Inner {
         self.tiers[tier].moved(direction).overdue += 1;
         if direction == Direction::Load {
             self.tiers[tier].figures.quarantined += job.chunks.len() as u64;
+            for key in &job.chunks.keys {
+                self.tiers[tier].doubts.failed(self.index.fingerprint_of(key), now);
+            }
             if !std::mem::replace(&mut job.detached, true) {
                 for &token in &job.chunks.tokens {
                     self.index.detach(token);
@@ -338,26 +355,29 @@ impl Inner {
             let bytes = |job: &Running| job.chunks.len() as u64 * slot_bytes;
             let jobs: Vec<&Running> = self.jobs.values().filter(|job| job.tier == number).collect();
             let stores = || jobs.iter().filter(|job| job.direction == Direction::Store);
-            let late = jobs.iter().filter(|job| job.overdue && job.direction == Direction::Load);
+            let loads = || jobs.iter().filter(|job| job.direction == Direction::Load);
+            let chunks = |job: &Running| job.chunks.len() as u64;
             let counted = (
                 jobs.len() as u64,
                 stores().map(|job| bytes(job)).sum::<u64>(),
                 stores().filter(|job| !job.shed).map(|job| bytes(job)).sum::<u64>(),
-                late.map(|job| job.chunks.len() as u64).sum::<u64>(),
-                self.promotions.iter().filter(|promotion| promotion.tier == number).count(),
+                loads().map(|job| chunks(job)).sum::<u64>(),
+                loads().filter(|job| job.overdue).map(|job| chunks(job)).sum::<u64>(),
+                self.promotions.iter().filter(|promotion| promotion.tier == number).count() as u64,
             );
             let figures = &tier.figures;
             let kept = (
                 figures.loads.in_flight + figures.stores.in_flight,
                 figures.queued_bytes,
                 tier.live_bytes,
+                tier.loading,
                 figures.quarantined,
                 tier.promotions,
             );
             if counted != kept {
                 return Err(format!(
-                    "tier {number}: (jobs, queued, live, quarantined, promotions) are {counted:?}, \
-                     kept {kept:?}"
+                    "tier {number}: (jobs, queued, live, loading, quarantined, promotions) are \
+                     {counted:?}, kept {kept:?}"
                 ));
             }
         }

@@ -11,9 +11,7 @@ use crate::tier::{Fault, Presence};
 /// Keys that tiers are asked for at first when a prefix is looked up; twice as many each time.
 const PREFIX_WINDOW: usize = 256;
 /// Chunks that a half-open breaker lets through at most.
-const PROBE_CHUNKS: usize = 8;
-/// A tier whose late loads hold one slot in so many gets no more of them.
-const QUARANTINE_PART: u64 = 4;
+const PROBE_CHUNKS: u64 = 8;
 
 /// A promotion that the next `end_step` submits.
 pub(super) struct Promotion {
@@ -23,9 +21,15 @@ pub(super) struct Promotion {
 }
 
 /// Since when a request is told to ask again, and by which tiers it was given up.
+///
+/// A request asks in several look-ups a step, one a group or one a key: its wait is over after a
+/// step in which all of them were answered, not with the first one that was.
 pub(super) struct Retrying {
     since: Instant,
     given_up: TierMask,
+    /// The last step in which it asked, and whether a key was unknown then.
+    step: u64,
+    unknown: bool,
 }
 
 impl Manager {
@@ -42,7 +46,7 @@ impl Manager {
     ) -> Result<Vec<Lookup>, ManagerError> {
         let mut answers = Vec::with_capacity(keys.len());
         let mut absent = Vec::new();
-        let tiers = {
+        let (tiers, doubted) = {
             let mut inner = self.inner.lock();
             let inner = inner.open()?;
             self.apply_results(inner);
@@ -57,9 +61,10 @@ impl Manager {
                 finish_lookup(&mut inner.primary, &mut answers, prefix);
                 return Ok(answers);
             }
-            tiers
+            (tiers, inner.doubted(keys, &absent, self.clock.now()))
         };
-        let asked = self.ask_tiers(request, keys, &absent, tiers, prefix);
+        let askable = Askable { tiers, doubted };
+        let asked = self.ask_tiers(request, keys, &absent, &askable, prefix);
         let mut inner = self.inner.lock();
         let inner = inner.open()?;
         for (tier, keys) in inner.tiers.iter_mut().zip(&asked.keys) {
@@ -113,14 +118,13 @@ impl Manager {
     /// loads through, and that do not hold too many slots already.
     fn askable(&self, inner: &mut Inner, request: RequestId) -> TierMask {
         let allowed = inner.requests.get(&request).map_or(TierMask::MAX, |state| state.may_use);
-        let most = u64::from(self.region.slots()) / QUARANTINE_PART;
         let mut askable = 0;
         for number in (0..self.tiers.len()).filter(|number| allowed & 1 << number != 0) {
             let tier = &mut inner.tiers[number];
             let breaker = &mut tier.breakers[Direction::Load as usize];
             let (admitted, change) =
                 if breaker.is_closed() { (true, None) } else { breaker.admits(self.clock.now()) };
-            if admitted && tier.figures.quarantined <= most {
+            if admitted && tier.figures.quarantined <= self.tiers[number].max_loading / 2 {
                 askable |= 1 << number;
             }
             inner.breaker_is(number, Direction::Load, change);
@@ -128,14 +132,14 @@ impl Manager {
         askable
     }
 
-    /// For each of `keys[absent[i]]`: the first tier that has it, or what is known of it. With
-    /// `prefix`, the first ones only: up to one that is nowhere, and a few more.
+    /// For each of `keys[absent[i]]`: the first of the tiers that has it, or what is known of it.
+    /// With `prefix`, the first ones only: up to one that is nowhere, and a few more.
     fn ask_tiers(
         &self,
         request: RequestId,
         keys: &KeyBatch,
         absent: &[u32],
-        tiers: TierMask,
+        askable: &Askable,
         prefix: bool,
     ) -> Asked {
         let mut asked = Asked { homes: Vec::new(), keys: vec![0; self.tiers.len()] };
@@ -143,7 +147,7 @@ impl Manager {
         while asked.homes.len() < absent.len() {
             let first = asked.homes.len();
             let next = absent.len().min(first + window);
-            self.ask_window(request, keys, &absent[first..next], tiers, &mut asked);
+            self.ask_window(request, keys, &absent[..next], askable, &mut asked);
             if prefix && asked.homes[first..].iter().any(|home| matches!(home, Home::Nowhere)) {
                 break;
             }
@@ -152,34 +156,36 @@ impl Manager {
         asked
     }
 
-    /// Asks the tiers in turn for `keys[absent[i]]`, and appends what they said.
+    /// Asks the tiers in turn for those of `keys[absent[i]]` that `asked` has no home of yet, and
+    /// appends what they said.
     fn ask_window(
         &self,
         request: RequestId,
         keys: &KeyBatch,
         absent: &[u32],
-        tiers: TierMask,
+        askable: &Askable,
         asked: &mut Asked,
     ) {
-        let first = asked.homes.len();
-        asked.homes.resize(first + absent.len(), Home::Nowhere);
-        let homes = &mut asked.homes[first..];
-        let mut open: Vec<u32> = (0..absent.len() as u32).collect();
+        let mut open: Vec<usize> = (asked.homes.len()..absent.len()).collect();
+        asked.homes.resize(absent.len(), Home::Nowhere);
         let (mut wanted, mut presence) = (Vec::new(), Vec::new());
-        for number in (0..self.tiers.len()).filter(|number| tiers & 1 << number != 0) {
+        for number in (0..self.tiers.len()).filter(|number| askable.tiers & 1 << number != 0) {
             wanted.clear();
-            wanted.extend(open.iter().map(|&at| absent[at as usize]));
+            let asks = open.iter().filter(|&&at| askable.is_trusted(number, at));
+            wanted.extend(asks.map(|&at| absent[at]));
             presence.clear();
             presence.resize(wanted.len(), Presence::Miss);
             asked.keys[number] += wanted.len() as u64;
             self.call(number, "lookup", |tier| tier.lookup(request, keys, &wanted, &mut presence));
             let mut answers = presence.iter();
             open.retain(|&at| {
-                let home = &mut homes[at as usize];
-                match answers.next() {
-                    Some(Presence::Hit) => *home = Home::Tier(number),
-                    Some(Presence::Retry) => *home = Home::Unknown(number),
-                    Some(Presence::Miss) | None => {}
+                let home = &mut asked.homes[at];
+                if askable.is_trusted(number, at) {
+                    match answers.next() {
+                        Some(Presence::Hit) => *home = Home::Tier(number),
+                        Some(Presence::Retry) => *home = Home::Unknown(number),
+                        Some(Presence::Miss) | None => {}
+                    }
                 }
                 !matches!(home, Home::Tier(_))
             });
@@ -195,15 +201,20 @@ impl Manager {
             Home::Unknown(tier) => mask | 1 << tier,
             _ => mask,
         });
+        let step = inner.step;
+        let before = inner.retrying.get_mut(&request).filter(|before| before.step < step);
+        match before {
+            Some(Retrying { unknown: false, .. }) => drop(inner.retrying.remove(&request)),
+            Some(before) => (before.step, before.unknown) = (step, false),
+            None => {}
+        }
         if unknown == 0 {
-            if !inner.retrying.is_empty() {
-                inner.retrying.remove(&request);
-            }
             return 0;
         }
         let now = self.clock.now();
-        let retrying =
-            inner.retrying.entry(request).or_insert(Retrying { since: now, given_up: 0 });
+        let begins = Retrying { since: now, given_up: 0, step, unknown: true };
+        let retrying = inner.retrying.entry(request).or_insert(begins);
+        retrying.unknown = true;
         let waited = now.saturating_duration_since(retrying.since);
         let late = (0..self.tiers.len())
             .filter(|&number| unknown & 1 << number != 0)
@@ -243,8 +254,9 @@ impl Manager {
             inner.index.mark(token);
         }
         let mut room = inner.index.room();
-        let mut allowance: Vec<usize> =
-            (0..self.tiers.len()).map(|number| inner.allowance(number)).collect();
+        let mut promises = inner.promises_left(request, self.region.slots());
+        let mut allowance: Vec<u64> =
+            (0..self.tiers.len()).map(|number| self.allowance(inner, number)).collect();
         let mut wanted: Vec<(u32, usize)> = Vec::new();
         let mut end = last;
         for (&position, &home) in absent.iter().zip(homes) {
@@ -256,16 +268,17 @@ impl Manager {
                 // Came while the tiers were asked.
                 (Some(token), _) => inner.presence(token),
                 (None, Home::Unknown(tier)) if given_up & 1 << tier == 0 => Lookup::Retry,
-                (None, Home::Tier(tier)) if allowance[tier] > 0 => {
-                    if room > 0 {
-                        (room, allowance[tier]) = (room - 1, allowance[tier] - 1);
-                        wanted.push((position, tier));
-                        Lookup::HitPending
-                    } else {
-                        // No room that is not pinned or wanted by this very call.
-                        inner.primary.promotions_refused += 1;
-                        Lookup::Miss
-                    }
+                (None, Home::Tier(tier)) if room > 0 && promises > 0 && allowance[tier] > 0 => {
+                    (room, allowance[tier]) = (room - 1, allowance[tier] - 1);
+                    promises -= 1;
+                    wanted.push((position, tier));
+                    Lookup::HitPending
+                }
+                (None, Home::Tier(_)) => {
+                    // All room is pinned, wanted by this very call, or more than the share of the
+                    // tier; or what this request was promised went to make room for the rest.
+                    inner.primary.promotions_refused += 1;
+                    Lookup::Miss
                 }
                 (None, _) => Lookup::Miss,
             };
@@ -276,9 +289,36 @@ impl Manager {
         }
         inner.reserve_promotions(request, keys, &tokens[..end], &wanted, answers);
     }
+
+    /// How many more chunks a tier may be asked to promote now.
+    fn allowance(&self, inner: &Inner, number: usize) -> u64 {
+        let tier = &inner.tiers[number];
+        let share = self.tiers[number].max_loading.saturating_sub(tier.promotions + tier.loading);
+        match tier.breakers[Direction::Load as usize].state() {
+            BreakerState::Closed => share,
+            BreakerState::HalfOpen => share.min(PROBE_CHUNKS.saturating_sub(tier.promotions)),
+            BreakerState::Open => 0,
+        }
+    }
 }
 
 impl Inner {
+    /// The tiers that are not to be asked for each of `keys[absent[i]]`, since they failed to
+    /// bring it; nothing, as a rule.
+    fn doubted(&self, keys: &KeyBatch, absent: &[u32], now: Instant) -> Vec<TierMask> {
+        if self.tiers.iter().all(|tier| tier.doubts.is_empty()) {
+            return Vec::new();
+        }
+        let doubted = |&at: &u32| {
+            let chunk = self.index.fingerprint_of(keys.get(at as usize));
+            let tiers = self.tiers.iter().enumerate();
+            tiers
+                .filter(|(_, tier)| tier.doubts.has(chunk, now))
+                .fold(0, |mask: TierMask, (number, _)| mask | 1 << number)
+        };
+        absent.iter().map(doubted).collect()
+    }
+
     fn presence(&self, token: Token) -> Lookup {
         match self.index.state(token) {
             State::Ready => Lookup::Hit,
@@ -286,13 +326,17 @@ impl Inner {
         }
     }
 
-    /// How many chunks a tier may be asked to promote now.
-    fn allowance(&self, number: usize) -> usize {
-        let tier = &self.tiers[number];
-        match tier.breakers[Direction::Load as usize].state() {
-            BreakerState::Closed => usize::MAX,
-            BreakerState::HalfOpen => PROBE_CHUNKS.saturating_sub(tier.promotions),
-            BreakerState::Open => 0,
+    /// How many chunks a request may still be promised before it loads or stores one: as many as
+    /// there are slots. A request that looks up more than fits, in several calls, would else be
+    /// promised for ever what its own promotions evict, as would two that evict each other's.
+    fn promises_left(&self, request: RequestId, slots: u32) -> u32 {
+        slots.saturating_sub(self.promised.get(&request).copied().unwrap_or(0))
+    }
+
+    /// A request was scheduled, or has ended: it does not wait for what it was promised.
+    pub(super) fn promises_end(&mut self, request: RequestId) {
+        if !self.promised.is_empty() {
+            self.promised.remove(&request);
         }
     }
 
@@ -329,6 +373,7 @@ impl Inner {
         };
         self.primary.evictions += reserved.evicted.len() as u64;
         self.events.push(EventKind::Removed, None, reserved.evicted.iter());
+        *self.promised.entry(request).or_default() += reserved.tokens.len() as u32;
         let mut homes = wanted.iter();
         for (&at, &token) in reserved.indices.iter().zip(&reserved.tokens) {
             // A key that came twice was reserved once: its second position is passed over.
@@ -338,6 +383,21 @@ impl Inner {
                 self.promotions.push(Promotion { tier, request, token });
             }
         }
+    }
+}
+
+/// Who may be asked for what.
+struct Askable {
+    /// The tiers.
+    tiers: TierMask,
+    /// Of each absent key, those that failed to bring it; empty when there are none at all.
+    doubted: Vec<TierMask>,
+}
+
+impl Askable {
+    /// Whether a tier is asked for the absent key at a position.
+    fn is_trusted(&self, tier: usize, at: usize) -> bool {
+        self.doubted.get(at).is_none_or(|tiers| tiers & 1 << tier == 0)
     }
 }
 

@@ -19,8 +19,8 @@
 //! - A job that is past its deadline becomes a miss at once; its slot follows when it lets go.
 //! - Every pin a job holds comes back with its result, and every job has a result.
 //! - A tier can fail, stall, lie or panic: its breaker ([`BreakerState`]) keeps it out of the
-//!   way, its queue is bounded, and a tier that holds a quarter of all slots in late loads gets no
-//!   more of them.
+//!   way, and what it can hold is bounded: bytes of stores queued, and a share of the slots for
+//!   loads, half of which may be late.
 //!
 //! # Recency
 //! Chunks of one request are ordered leaf-first: of one call the head is the most recently used,
@@ -37,9 +37,11 @@
 //! | `job.rs` | accounting for jobs: cascades, results, deadlines |
 //! | `reset.rs` | forgetting the primary tier under an engine that runs |
 //! | `breaker.rs`, `pressure.rs` | when a tier is switched off, when its stores are shed |
+//! | `doubts.rs` | which chunks a tier is not asked for, since it did not bring them |
 //! | `figures.rs`, `histogram.rs` | what is counted |
 
 mod breaker;
+mod doubts;
 mod figures;
 mod histogram;
 mod job;
@@ -76,6 +78,7 @@ use crate::tier::{
     TierLimits,
 };
 use breaker::Breaker;
+use doubts::Doubts;
 use figures::Events;
 use job::Running;
 use lookup::{Promotion, Retrying};
@@ -171,6 +174,8 @@ struct Tier {
     locality: Locality,
     limits: TierLimits,
     max_queued_bytes: u64,
+    /// Slots that its loads may hold.
+    max_loading: u64,
     inner: Box<dyn SecondaryTier>,
     /// Ways in which it broke the contract since the last step; counted without the lock.
     faults: [AtomicU32; Fault::ALL.len()],
@@ -181,9 +186,12 @@ struct Tier {
 struct TierState {
     figures: TierFigures,
     breakers: [Breaker; 2],
+    doubts: Doubts,
     pressure: Pressure,
     /// Promotions queued for the end of the step.
-    promotions: usize,
+    promotions: u64,
+    /// Chunks of its loads under way, late ones too.
+    loading: u64,
     /// Stores under way that nobody withdrew, oldest first, and their bytes.
     stores: VecDeque<JobId>,
     live_bytes: u64,
@@ -198,8 +206,12 @@ struct Inner {
     next_job: JobId,
     /// No job that is not overdue ends earlier.
     next_deadline: Option<Instant>,
+    /// Steps that ended.
+    step: u64,
     /// Since when requests are told to ask again.
     retrying: HashMap<RequestId, Retrying>,
+    /// Chunks promoted for requests since they loaded or stored one.
+    promised: HashMap<RequestId, u32>,
     /// Requests that wait for a key to be written before a tier can get it.
     parked: Vec<RequestId>,
     /// Requests whose end the tiers have not been told.
@@ -281,8 +293,7 @@ impl Manager {
         let index = Index::new(region.slots(), options.key_bytes, options.policy)?;
         let admission = Admission::new(options.store_threshold, region.slots() as usize);
         let states = tiers.iter().map(|slot| TierState::new(&slot.limits)).collect();
-        let half = region.bytes() as u64 / 2;
-        let tiers: Vec<Tier> = tiers.into_iter().map(|slot| Tier::new(slot, half)).collect();
+        let tiers: Vec<Tier> = tiers.into_iter().map(|slot| Tier::new(slot, &region)).collect();
         let request_level = (0..tiers.len())
             .filter(|&number| tiers[number].limits.offload == Offload::Request)
             .fold(0, |mask, number| mask | 1 << number);
@@ -295,7 +306,9 @@ impl Manager {
                 jobs: HashMap::new(),
                 next_job: 0,
                 next_deadline: None,
+                step: 0,
                 retrying: HashMap::new(),
+                promised: HashMap::new(),
                 parked: Vec::new(),
                 ended: Vec::new(),
                 more_holders: HashMap::new(),
@@ -420,6 +433,12 @@ impl Manager {
         let inner = self.inner.lock();
         inner.index.validate()?;
         inner.check_holders()?;
+        for (tier, state) in self.tiers.iter().zip(&inner.tiers) {
+            let (holds, most) = (state.promotions + state.loading, tier.max_loading);
+            if holds > most {
+                return Err(format!("loads of {:?} hold {holds} slots, {most} at most", tier.name));
+            }
+        }
         inner.check_queues(self.region.slot_bytes() as u64)
     }
 
@@ -435,9 +454,13 @@ impl Manager {
 }
 
 impl Tier {
-    fn new(slot: TierSlot, half_of_region: u64) -> Self {
+    fn new(slot: TierSlot, region: &Region) -> Self {
         let TierSlot { name, tier, limits } = slot;
+        let half_of_region = region.bytes() as u64 / 2;
+        #[expect(clippy::cast_sign_loss, reason = "a share is above 0")]
+        let max_loading = (f64::from(region.slots()) * limits.load_share) as u64;
         Self {
+            max_loading: max_loading.max(1),
             medium: tier.medium(),
             locality: tier.locality(),
             max_queued_bytes: limits.max_queued_bytes.unwrap_or(half_of_region),
@@ -470,8 +493,10 @@ impl TierState {
         Self {
             figures: TierFigures::default(),
             breakers: [Breaker::new(limits), Breaker::new(limits)],
+            doubts: Doubts::new(limits.load_deadline),
             pressure: Pressure::new(limits.high_water, limits.low_water),
             promotions: 0,
+            loading: 0,
             stores: VecDeque::new(),
             live_bytes: 0,
         }

@@ -38,8 +38,8 @@ pub(super) struct Request {
     pub(super) chain: Chain,
     /// What `prepare_load` pinned for it and it has not given back, in order.
     pub(super) loading: Vec<Token>,
-    /// Keys of `prepare_store` that it has not completed.
-    pub(super) open_stores: usize,
+    /// What `prepare_store` reserved for it and it has not completed, in order.
+    pub(super) storing: Vec<Token>,
     /// Keys that its tiers get when they are written.
     pub(super) parked: KeyBatch,
     finished: bool,
@@ -53,7 +53,7 @@ impl Request {
             used: KeyBatch::empty(key_bytes),
             chain: Chain::default(),
             loading: Vec::new(),
-            open_stores: 0,
+            storing: Vec::new(),
             parked: KeyBatch::empty(key_bytes),
             finished: false,
         }
@@ -78,7 +78,7 @@ impl Request {
         self.used.clear();
         self.chain = Chain::default();
         self.loading.clear();
-        self.open_stores = 0;
+        self.storing.clear();
         self.parked.clear();
     }
 }
@@ -95,7 +95,7 @@ impl Inner {
     pub(super) fn end_if_done(&mut self, id: RequestId) {
         if let Entry::Occupied(request) = self.requests.entry(id) {
             let state = request.get();
-            let done = state.loading.is_empty() && state.open_stores == 0;
+            let done = state.loading.is_empty() && state.storing.is_empty();
             if state.finished && done && state.parked.is_empty() {
                 self.index.touch_batch(&request.remove().used, requester(id));
                 self.ended.push(id);
@@ -151,9 +151,14 @@ impl Manager {
         let mut inner = self.inner.lock();
         let inner = inner.open()?;
         inner.retrying.remove(&request);
-        if let Some(state) = inner.requests.get_mut(&request) {
-            state.finished = true;
-            inner.end_if_done(request);
+        inner.promises_end(request);
+        match inner.requests.get_mut(&request) {
+            Some(state) => {
+                state.finished = true;
+                inner.end_if_done(request);
+            }
+            // It only looked up, but a tier may remember it for that.
+            None => inner.ended.push(request),
         }
         Ok(())
     }

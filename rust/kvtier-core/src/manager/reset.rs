@@ -66,8 +66,7 @@ impl Manager {
 impl Inner {
     /// Empties the index. Slots stay taken as long as somebody holds them.
     fn forget_keys(&mut self) {
-        let keys: Vec<Box<[u8]>> = self.index.keys().map(Into::into).collect();
-        self.events.push(EventKind::Removed, None, keys.iter().map(AsRef::as_ref));
+        self.events.push(EventKind::Removed, None, self.index.ready_keys());
         let (more_holders, engine_held) = (&mut self.more_holders, &mut self.engine_held);
         self.index.clear(|held| {
             // The engine as a whole is one holder, however many pins it has.

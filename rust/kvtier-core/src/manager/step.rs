@@ -56,6 +56,7 @@ impl Manager {
         let outgoing = {
             let mut inner = self.inner.lock();
             let inner = inner.open()?;
+            inner.step += 1;
             for (number, keys) in &removed {
                 inner.tiers[*number].figures.evictions += keys.len() as u64;
                 let keys = keys.iter().map(AsRef::as_ref);
@@ -65,7 +66,10 @@ impl Manager {
             self.apply_deadlines(inner);
             let mut outgoing = self.flush_parked(inner);
             outgoing.append(self.flush_promotions(inner));
-            outgoing.ended.append(&mut inner.ended);
+            if !inner.resetting {
+                // Promotions that are held back may be theirs.
+                outgoing.ended.append(&mut inner.ended);
+            }
             outgoing
         };
         self.send(outgoing);
@@ -133,7 +137,8 @@ impl Manager {
         let now = self.clock.now();
         for (tier, request) in order {
             let tokens = groups.remove(&(tier, request)).unwrap_or_default();
-            inner.tiers[tier].promotions -= tokens.len();
+            inner.tiers[tier].promotions -= tokens.len() as u64;
+            inner.tiers[tier].loading += tokens.len() as u64;
             let mut keys = KeyBatch::with_capacity(tokens.len(), inner.index.key_bytes());
             for &token in &tokens {
                 // A key of the index has the length of every other.

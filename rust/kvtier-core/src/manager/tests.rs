@@ -11,6 +11,7 @@ use crate::tier::{
 mod requests;
 mod resets;
 mod trouble;
+mod waiting;
 
 const SLOTS: u32 = 4;
 
@@ -112,6 +113,7 @@ fn slot(name: &str, tier: Box<dyn SecondaryTier>) -> TierSlot {
             load_deadline: Duration::from_secs(60),
             store_deadline: Duration::from_secs(60),
             max_queued_bytes: Some(u64::MAX),
+            load_share: 1.0,
             ..TierLimits::default()
         },
     }
@@ -369,6 +371,22 @@ fn a_request_with_an_open_store_cannot_complete_what_is_ready_or_promoted() {
         assert!(error.to_string().contains("not being stored"), "{error}");
     }
     manager.complete_store(1, &keys(&[3]), true).expect("prepared");
+    manager.validate().expect("invariants hold");
+}
+
+#[test]
+fn a_request_cannot_complete_what_another_one_stores() {
+    let manager = manager(Vec::new());
+    manager.prepare_store(1, &keys(&[1, 2])).expect("open").expect("room");
+    manager.prepare_store(2, &keys(&[3, 4])).expect("open").expect("room");
+    for wrong in [&[3][..], &[1, 3], &[2, 1, 4]] {
+        let error = manager.complete_store(1, &keys(wrong), true).expect_err("refused");
+        assert!(error.to_string().contains("not being stored"), "{error}");
+    }
+    assert_eq!(manager.stats().primary.writing, 4, "nothing changed");
+    manager.complete_store(1, &keys(&[2, 1]), true).expect("its own, in any order");
+    manager.complete_store(2, &keys(&[4]), true).expect("in parts");
+    manager.complete_store(2, &keys(&[3]), true).expect("the rest");
     manager.validate().expect("invariants hold");
 }
 

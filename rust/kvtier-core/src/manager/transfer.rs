@@ -6,7 +6,7 @@ use super::figures::EventKind;
 use super::step::Outgoing;
 use super::{Inner, Manager, ManagerError, RequestId, TierMask, requester};
 use crate::index::{Chain, Index, IndexError, Pin, Slot, State, Token, Writer};
-use crate::key::KeyBatch;
+use crate::key::{HexKey, KeyBatch};
 
 /// What `prepare_store` reserved.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,6 +45,7 @@ impl Manager {
             inner.index.touch(token, requester(request));
         }
         if !tokens.is_empty() {
+            inner.promises_end(request);
             let state = inner.request(request, self.request_level);
             state.remember(keys.iter());
             state.loading.extend_from_slice(&tokens);
@@ -69,14 +70,8 @@ impl Manager {
         let Some(state) = inner.requests.get_mut(&request) else {
             return Err(IndexError::NotPinned(keys.get(0).into()).into());
         };
-        let tokens = given_back(&mut inner.index, &state.loading, keys)?;
-        if state.loading.starts_with(&tokens) {
-            state.loading.drain(..tokens.len());
-        } else {
-            // Marked by this call, which named each once: one pin of each comes back.
-            let mut left: HashSet<Token> = tokens.iter().copied().collect();
-            state.loading.retain(|token| !left.remove(token));
-        }
+        let tokens = given_back(&mut inner.index, &state.loading, keys, IndexError::NotPinned)?;
+        strike(&mut state.loading, &tokens);
         for &token in tokens.iter().rev() {
             inner.index.unpin(token, Pin::Load)?;
         }
@@ -120,7 +115,7 @@ impl Manager {
         request: RequestId,
         keys: &KeyBatch,
     ) -> Result<Option<PreparedStore>, ManagerError> {
-        let offered = inner.offered(keys);
+        let offered = inner.offered(keys)?;
         inner.index.begin_call();
         let numbered = offered.admitted.iter().map(|&at| (at, keys.get(at as usize)));
         let mut chain = match inner.requests.get_mut(&request) {
@@ -145,9 +140,10 @@ impl Manager {
         inner.primary.evictions += reserved.evicted.len() as u64;
         inner.events.push(EventKind::Removed, None, reserved.evicted.iter());
         if made {
+            inner.promises_end(request);
             let state = inner.request(request, self.request_level);
             state.remember(reserved.indices.iter().map(|&at| keys.get(at as usize)));
-            state.open_stores += reserved.indices.len();
+            state.storing.extend_from_slice(&reserved.tokens);
         }
         Ok(Some(PreparedStore {
             indices: reserved.indices,
@@ -230,18 +226,15 @@ impl Manager {
         let outgoing = {
             let mut inner = self.inner.lock();
             let inner = inner.open()?;
-            let tokens = inner.index.find_all(keys)?;
-            let open = inner.requests.get(&request).map_or(0, |request| request.open_stores);
-            for (position, &token) in tokens.iter().enumerate() {
-                let storing = inner.index.state(token) == State::Writing(Writer::Store);
-                if position >= open || !storing {
-                    return Err(IndexError::NotPrepared(inner.index.key(token).into()).into());
-                }
-            }
-            if tokens.is_empty() {
+            if keys.is_empty() {
                 return Ok(());
             }
-            inner.request(request, self.request_level).open_stores -= tokens.len();
+            let state = inner.requests.get_mut(&request);
+            let held = state.as_ref().map_or(&[][..], |state| &state.storing);
+            let tokens = given_back(&mut inner.index, held, keys, IndexError::NotPrepared)?;
+            if let Some(state) = state {
+                strike(&mut state.storing, &tokens);
+            }
             for &token in tokens.iter().rev() {
                 if ok {
                     inner.index.commit(token);
@@ -266,16 +259,23 @@ impl Manager {
 
 impl Inner {
     /// Which keys of a batch the admission threshold lets pass; all, without one.
-    fn offered(&self, keys: &KeyBatch) -> Offered {
+    fn offered(&self, keys: &KeyBatch) -> Result<Offered, IndexError> {
         let mut offered = Offered { admitted: Vec::with_capacity(keys.len()), absent: Vec::new() };
         if self.admission.is_open() {
             offered.admitted.extend(0..keys.len() as u32);
-            return offered;
+            return Ok(offered);
         }
+        // Keys that do not pass are not named to the index, which would find one that comes twice.
+        let mut absent = HashSet::new();
+        let mut duplicate = None;
         self.index.find_batch(keys, |position, token| {
+            let key = keys.get(position);
             let mut admitted = true;
             if token.is_none() {
-                let fingerprint = self.index.fingerprint_of(keys.get(position));
+                if !absent.insert(key) {
+                    duplicate.get_or_insert(key);
+                }
+                let fingerprint = self.index.fingerprint_of(key);
                 admitted = self.admission.admits(fingerprint);
                 offered.absent.push(fingerprint);
             }
@@ -283,7 +283,10 @@ impl Inner {
                 offered.admitted.push(position as u32);
             }
         });
-        offered
+        match duplicate {
+            Some(key) => Err(IndexError::Duplicate(key.into())),
+            None => Ok(offered),
+        }
     }
 }
 
@@ -295,29 +298,41 @@ struct Offered {
     absent: Vec<u64>,
 }
 
-/// The entries of keys that a request gives back, each marked; an error if it does not hold one.
+/// The entries of keys that a request gives back of what it holds, each marked; `refused` names
+/// the first one that it does not hold.
 fn given_back(
     index: &mut Index,
-    loading: &[Token],
+    held: &[Token],
     keys: &KeyBatch,
+    refused: fn(HexKey) -> IndexError,
 ) -> Result<Vec<Token>, IndexError> {
     // As a rule they come back as they were taken, and then no key has to be looked up.
-    let taken = keys.iter().zip(loading).all(|(key, &token)| index.key(token) == key);
-    if !taken || keys.len() > loading.len() {
+    let taken = keys.iter().zip(held).all(|(key, &token)| index.key(token) == key);
+    if !taken || keys.len() > held.len() {
         let tokens = index.find_all(keys)?;
-        let held: HashSet<Token> = loading.iter().copied().collect();
+        let held: HashSet<Token> = held.iter().copied().collect();
         let foreign = tokens.iter().zip(keys).find(|(token, _)| !held.contains(token));
         return match foreign {
-            Some((_, key)) => Err(IndexError::NotPinned(key.into())),
+            Some((_, key)) => Err(refused(key.into())),
             None => Ok(tokens),
         };
     }
     index.begin_call();
-    let tokens = &loading[..keys.len()];
+    let tokens = &held[..keys.len()];
     for (&token, key) in tokens.iter().zip(keys) {
         if !index.mark(token) {
             return Err(IndexError::Duplicate(key.into()));
         }
     }
     Ok(tokens.to_vec())
+}
+
+/// Takes entries, each named once, off what a request holds: of several pins of one, one.
+fn strike(held: &mut Vec<Token>, tokens: &[Token]) {
+    if held.starts_with(tokens) {
+        held.drain(..tokens.len());
+    } else {
+        let mut left: HashSet<Token> = tokens.iter().copied().collect();
+        held.retain(|token| !left.remove(token));
+    }
 }

@@ -2,11 +2,13 @@
 //!
 //! | field | tiers | meaning | default |
 //! |---|---|---|---|
-//! | `type` | all | `"memory"`, `"file"`, or the name of a tier made elsewhere | required |
+//! | `type` | all | `"memory"`, `"file"`, `"faulty"`, or a tier made elsewhere | required |
 //! | `name` | all | name in figures and events | the type |
 //! | `capacity_bytes` | memory, file | bytes the tier may take | required |
 //! | `path` | file | directory | required |
 //! | `threads` | memory, file | worker threads, 1 to 64 | 2 |
+//! | `inner` | faulty | the tier that does the work | required |
+//! | `faults` | faulty | what goes wrong: [`Faults`] | nothing |
 //!
 //! and the [limits](super::TierLimits) that every tier takes.
 
@@ -16,7 +18,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    FileStore, FileStoreConfig, MemoryStore, SecondaryTier, StoreTier, TierError, TierLimits,
+    Faults, FaultyTier, FileStore, FileStoreConfig, MemoryStore, SecondaryTier, StoreTier,
+    TierError, TierLimits,
 };
 
 /// A tier's description that cannot be used.
@@ -62,14 +65,34 @@ pub enum Place {
         #[serde(default = "two")]
         threads: usize,
     },
+    /// A tier that goes wrong on purpose, around another: for tests.
+    #[serde(skip)]
+    Faulty {
+        /// The tier that does the work; its limits and name do not count.
+        inner: Box<TierConfig>,
+        /// What goes wrong.
+        faults: Faults,
+    },
     /// A tier that somebody else makes, and whose own fields they check.
     #[serde(skip)]
     Foreign,
 }
 
+/// The fields of [`Place::Faulty`].
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FaultyFields {
+    inner: Map<String, Value>,
+    #[serde(default)]
+    faults: Faults,
+}
+
+/// Opens a tier that is made elsewhere.
+pub type OpenForeign<'a> = dyn FnMut(&TierConfig) -> Result<Box<dyn SecondaryTier>, TierError> + 'a;
+
 impl Place {
     /// The types that are made here.
-    pub const TYPES: [&str; 2] = ["memory", "file"];
+    pub const TYPES: [&str; 3] = ["memory", "file", "faulty"];
 }
 
 fn two() -> usize {
@@ -94,7 +117,6 @@ impl TierConfig {
             .map(|(position, fields)| {
                 let kind = fields.get("type").and_then(Value::as_str).unwrap_or("without type");
                 let tier = format!("tier {position} ({kind})");
-                let foreign = foreign.iter().any(|name| name == kind);
                 Self::parse(fields, foreign).map_err(|why| TierConfigError { tier, why })
             })
             .collect::<Result<Vec<_>, _>>()?;
@@ -110,7 +132,7 @@ impl TierConfig {
         Ok(tiers)
     }
 
-    fn parse(mut fields: Map<String, Value>, foreign: bool) -> Result<Self, String> {
+    fn parse(mut fields: Map<String, Value>, foreign: &[String]) -> Result<Self, String> {
         let kind = fields.get("type").and_then(Value::as_str).map(str::to_owned);
         let name = match fields.remove("name") {
             None => None,
@@ -120,8 +142,15 @@ impl TierConfig {
         let limits: Map<String, Value> =
             TierLimits::FIELDS.iter().filter_map(|&name| fields.remove_entry(name)).collect();
         let limits = TierLimits::parse(limits)?;
-        let place = if foreign {
+        let place = if kind.as_ref().is_some_and(|kind| foreign.contains(kind)) {
             Place::Foreign
+        } else if kind.as_deref() == Some("faulty") {
+            fields.remove("type");
+            let FaultyFields { inner, faults } =
+                serde_json::from_value(Value::Object(fields)).map_err(|error| error.to_string())?;
+            faults.check()?;
+            let inner = Self::parse(inner, foreign).map_err(|error| format!("inner: {error}"))?;
+            Place::Faulty { inner: Box::new(inner), faults }
         } else {
             serde_json::from_value(Value::Object(fields)).map_err(|error| {
                 format!("{error} (every tier also takes name, {})", TierLimits::FIELDS.join(", "))
@@ -136,15 +165,17 @@ impl TierConfig {
         Ok(Self { name: name.or(kind).unwrap_or_default(), place, limits })
     }
 
-    /// Opens the tier for chunks of `chunk_bytes`, keys of `key_bytes` and a namespace.
+    /// Opens the tier for chunks of `chunk_bytes`, keys of `key_bytes` and a namespace; has
+    /// `foreign` open what is made elsewhere.
     ///
     /// # Errors
-    /// [`TierError`]; a foreign tier is for others to open.
+    /// [`TierError`].
     pub fn open(
         &self,
         chunk_bytes: usize,
         key_bytes: usize,
         namespace: &str,
+        foreign: &mut OpenForeign<'_>,
     ) -> Result<Box<dyn SecondaryTier>, TierError> {
         let failed = |source| TierError::Io {
             what: "starting threads for",
@@ -167,7 +198,11 @@ impl TierConfig {
                 })?;
                 Ok(Box::new(StoreTier::start(store, *threads).map_err(failed)?))
             }
-            Place::Foreign => Err(TierError::Foreign(self.name.clone())),
+            Place::Faulty { inner, faults } => {
+                let inner = inner.open(chunk_bytes, key_bytes, namespace, foreign)?;
+                Ok(Box::new(FaultyTier::start(inner, *faults).map_err(failed)?))
+            }
+            Place::Foreign => foreign(self),
         }
     }
 }

@@ -227,6 +227,11 @@ impl Job {
         self.parts.cancelled.load(Ordering::Relaxed)
     }
 
+    /// The flag that tells so, for jobs that are part of this one.
+    pub fn cancelled(&self) -> &Arc<AtomicBool> {
+        &self.parts.cancelled
+    }
+
     /// Keys, slots and checksums.
     pub fn chunks(&self) -> &Arc<Chunks> {
         &self.parts.chunks

@@ -5,6 +5,7 @@
 //! | `load_deadline_s` | after which a load is a miss | 5 |
 //! | `store_deadline_s` | after which a store is given up | 30 |
 //! | `lookup_deadline_s` | how long a request is told to ask again, then it is a miss | 1 |
+//! | `load_share` | part of the primary tier's slots that its loads may hold, above 0 to 1 | 0.5 |
 //! | `max_queued_bytes` | bytes of stores under way, above which stores are shed | half the region |
 //! | `shed` | which stores are shed: `"newest"` or `"oldest"` | `"newest"` |
 //! | `high_water_s_per_mib` | a tier that takes longer for a MiB is under pressure ... | 0.05 |
@@ -50,6 +51,9 @@ pub struct TierLimits {
     pub store_deadline: Duration,
     /// After which [`Presence::Retry`](super::Presence::Retry) counts as a miss.
     pub lookup_deadline: Duration,
+    /// Part of the primary tier's slots that loads may hold, so that a tier that hangs can not
+    /// take them all. One whose late loads hold half of that gets no more.
+    pub load_share: f64,
     /// Bytes of stores under way above which stores are shed; half the region if not given.
     pub max_queued_bytes: Option<u64>,
     /// Which ones.
@@ -74,6 +78,7 @@ impl Default for TierLimits {
             load_deadline: Duration::from_secs(5),
             store_deadline: Duration::from_secs(30),
             lookup_deadline: Duration::from_secs(1),
+            load_share: 0.5,
             max_queued_bytes: None,
             shed: Shed::Newest,
             high_water: 0.05,
@@ -93,6 +98,7 @@ struct Written {
     load_deadline_s: Option<f64>,
     store_deadline_s: Option<f64>,
     lookup_deadline_s: Option<f64>,
+    load_share: Option<f64>,
     max_queued_bytes: Option<u64>,
     shed: Option<Shed>,
     high_water_s_per_mib: Option<f64>,
@@ -105,10 +111,11 @@ struct Written {
 
 impl TierLimits {
     /// The names of the settings.
-    pub const FIELDS: [&str; 11] = [
+    pub const FIELDS: [&str; 12] = [
         "load_deadline_s",
         "store_deadline_s",
         "lookup_deadline_s",
+        "load_share",
         "max_queued_bytes",
         "shed",
         "high_water_s_per_mib",
@@ -144,6 +151,7 @@ impl TierLimits {
                 written.lookup_deadline_s,
                 default.lookup_deadline,
             )?,
+            load_share: written.load_share.unwrap_or(default.load_share),
             max_queued_bytes: written.max_queued_bytes,
             shed: written.shed.unwrap_or(default.shed),
             high_water: written.high_water_s_per_mib.unwrap_or(default.high_water),
@@ -157,6 +165,10 @@ impl TierLimits {
             )?,
             offload: written.offload.unwrap_or(default.offload),
         };
+        let share = limits.load_share;
+        if !(share > 0.0 && share <= 1.0) {
+            return Err(format!("load_share = {share} is not above 0 and at most 1"));
+        }
         let (low, high) = (limits.low_water, limits.high_water);
         if !(low > 0.0 && low <= high && high.is_finite()) {
             return Err(format!(

@@ -11,6 +11,7 @@
 
 mod config;
 mod error;
+mod faulty;
 mod file;
 mod format;
 mod job;
@@ -19,8 +20,9 @@ mod memory;
 mod store;
 mod workers;
 
-pub use config::{Place, TierConfig, TierConfigError};
+pub use config::{OpenForeign, Place, TierConfig, TierConfigError};
 pub use error::TierError;
+pub use faulty::{Faults, FaultyTier};
 pub use file::{FileStore, FileStoreConfig};
 pub use job::{
     Chunks, Failure, Job, JobId, JobParts, JobResult, LoadJob, Outcome, RequestId, Results,
@@ -166,8 +168,8 @@ pub trait SecondaryTier: Send + Sync {
     fn touch(&self, keys: &KeyBatch);
     /// Called once a step: a tier that polls for completions does so now, and tells its news.
     fn end_step(&self, _news: &mut News) {}
-    /// Called when a request has ended and no job of it will be submitted any more; jobs that
-    /// were may still run.
+    /// Called at the end of the step after a request ended, when its last job was submitted; jobs
+    /// may still run. An engine of several threads may submit one at the same moment.
     fn finish_request(&self, _request: RequestId) {}
     /// How full it is.
     fn usage(&self) -> Usage;

@@ -54,14 +54,18 @@ pub(crate) fn open_manager(
     let mut raised = None;
     let opened = py.detach(|| {
         manager::Manager::open(region, options, &configs, |position, config| {
-            let Some(tier) = &planned[position].tier else {
-                return config.open(chunk_bytes, options.key_bytes, namespace);
+            // The tier itself, or the one inside it.
+            let foreign = &mut |config: &TierConfig| {
+                let Some(tier) = &planned[position].tier else {
+                    return Err(TierError::Foreign(config.name.clone()));
+                };
+                Python::attach(|py| start(py, tier, config, &place)).map_err(|error| {
+                    let refused = TierError::Refused(error.to_string());
+                    raised = Some(error);
+                    refused
+                })
             };
-            Python::attach(|py| start(py, tier, config, &place)).map_err(|error| {
-                let refused = TierError::Refused(error.to_string());
-                raised = Some(error);
-                refused
-            })
+            config.open(chunk_bytes, options.key_bytes, namespace, foreign)
         })
     });
     match raised {

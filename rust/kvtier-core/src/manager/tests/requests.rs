@@ -102,7 +102,8 @@ fn look_ups_use_the_tiers_that_the_request_may_use() {
 
 #[test]
 fn a_batch_promotes_as_much_as_there_is_room_for_and_a_key_twice_once() {
-    let (manager, tier, _) = one_tier(4, true, TierLimits::default());
+    let limits = TierLimits { load_share: 1.0, ..TierLimits::default() };
+    let (manager, tier, _) = one_tier(4, true, limits);
     manager.prepare_store(9, &keys(&[90])).expect("open").expect("room");
     let answers = look(&manager, &[1, 1, 2, 3, 4]);
     let pending = Lookup::HitPending;
@@ -110,4 +111,14 @@ fn a_batch_promotes_as_much_as_there_is_room_for_and_a_key_twice_once() {
     assert_eq!(manager.stats().primary.promotions_refused, 2);
     end_step(&manager);
     assert_eq!(tier.loads.lock()[0].len(), 2, "the second 1 took the third slot's place");
+}
+
+#[test]
+fn tiers_are_told_the_end_of_a_request_that_only_looked_up() {
+    let tier = held(true);
+    let manager = manager(vec![slot("held", Box::new(Arc::clone(&tier)))]);
+    look(&manager, &[1]);
+    manager.request_finished(2).expect("open");
+    manager.end_step().expect("open");
+    assert_eq!((tier.loads.lock().len(), &**tier.ended.lock()), (1, &[(2, 0)][..]));
 }

@@ -25,7 +25,7 @@ fn what_nobody_holds_is_free_at_once_and_the_rest_when_it_is_let_go() {
     // 2 and 4 are the engine's, 3 the store's, 5 the load's; 1 and the queued 6 are free.
     assert_eq!(occupancy(&manager), (0, 0, 0, 4));
     let told = manager.take_events().expect("open");
-    assert_eq!((told.len(), told[0].kind, told[0].keys.len()), (1, EventKind::Removed, 5));
+    assert_eq!((told.len(), told[0].kind, told[0].keys.len()), (1, EventKind::Removed, 3));
     for refused in
         [manager.complete_load(2, &keys(&[2])), manager.complete_store(3, &keys(&[4]), true)]
     {
@@ -107,4 +107,33 @@ fn a_load_that_is_late_and_forgotten_gives_its_slots_back_once() {
     end_step(&manager);
     assert_eq!(occupancy(&manager), (0, 0, 0, 0));
     assert_eq!(manager.stats().tiers[0].figures.quarantined, 0);
+}
+
+#[test]
+fn tiers_are_told_no_end_while_a_reset_holds_promotions_back() {
+    let tier = held(true);
+    let manager = manager(vec![slot("held", Box::new(Arc::clone(&tier)))]);
+    manager.reset().expect("open");
+    look(&manager, &[1]);
+    manager.request_finished(2).expect("open");
+    manager.end_step().expect("open");
+    assert!(tier.ended.lock().is_empty(), "a job of it is to come");
+    manager.reset_flushed().expect("open");
+    manager.end_step().expect("open");
+    assert_eq!((tier.loads.lock().len(), &**tier.ended.lock()), (1, &[(2, 0)][..]));
+}
+
+#[test]
+fn a_reset_tells_of_chunks_that_were_there_and_of_no_others() {
+    let manager = manager(Vec::new());
+    store(&manager, &[1]);
+    manager.prepare_store(1, &keys(&[2])).expect("open").expect("room");
+    manager.reset().expect("open");
+    let told: Vec<_> = manager
+        .take_events()
+        .expect("open")
+        .into_iter()
+        .map(|event| (event.kind, event.keys.iter().map(|key| key[0]).collect()))
+        .collect();
+    assert_eq!(told, [(EventKind::Stored, vec![1]), (EventKind::Removed, vec![1])]);
 }
