@@ -8,7 +8,7 @@ use kvtier_core::index::PolicyKind;
 use kvtier_core::tier::{Locality, Medium, Offload, Shed, TierLimits};
 
 use crate::content::CHUNK_BYTES;
-use crate::tally::FAULTS;
+use crate::tally::{FAULTS, Feature};
 
 pub(crate) const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -123,6 +123,10 @@ impl TierSettings {
             if faulty > 0 && rng.u8(0..(16 >> faulty)) == 0 {
                 *odd = [3, 10, 30, 100][rng.usize(0..4)];
             }
+        }
+        let corrupts = [Feature::CorruptBytes, Feature::WrongChecksum];
+        if corrupts.iter().any(|&fault| odds[fault as usize] > 0) && rng.bool() {
+            odds[Feature::KeepBadCopy as usize] = 2;
         }
         let bound = [None, Some(2), Some(6), Some(16)][rng.usize(0..4)];
         let pause = rng.u32(1..=20) * MILLISECOND;
