@@ -1,6 +1,6 @@
 //! The invariants: after every event, of every answer, and when all is quiet.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kvtier_core::index::Slot;
 use kvtier_core::manager::{
@@ -317,10 +317,10 @@ impl World {
         promoted.sort_unstable();
         self.counts.promotions += promoted.len() as u64;
         self.requests.iter_mut().for_each(Request::step_ended);
-        if self.resetting && promoted.is_empty() {
-            return;
-        }
-        let queued: Vec<Key> = std::mem::take(&mut state.ledger.queued).into_keys().collect();
+        // Nothing is promoted until the engine says that a reset is flushed.
+        let due =
+            if self.resetting { BTreeMap::new() } else { std::mem::take(&mut state.ledger.queued) };
+        let queued: Vec<Key> = due.into_keys().collect();
         if promoted != queued {
             state.violate(format!("{queued:?} were to be promoted, {promoted:?} are"));
         }
