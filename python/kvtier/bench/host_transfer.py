@@ -31,7 +31,7 @@ def _one_page_size(page_bytes: int, size: int, rounds: int) -> Iterator[Figure]:
     chunks = max(1, size // chunk_bytes)
     specs = {f"layer{index}": spec for index in range(_LAYERS)}
     cache = allocate_kv_cache(specs, chunks * _BLOCKS_PER_CHUNK, "cpu")
-    for tensor in cache.canonical:
+    for tensor in cache.canonical.tensors:
         tensor.fill_(1)
     region = Region(chunks, chunk_bytes, prefault_threads=torch.get_num_threads())
     blocks = np.random.default_rng(0).permutation(chunks * _BLOCKS_PER_CHUNK)

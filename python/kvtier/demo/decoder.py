@@ -158,7 +158,7 @@ class Decoder:
             raise LayoutError(
                 f"position {end - 1} is behind the last one, {self.config.max_tokens - 1}"
             )
-        block_size = kv_cache.block_size
+        block_size = kv_cache.groups[0].block_size
         slots = tables.slot_mapping(row, range(first, end))
         where = (slots // block_size, slots % block_size)
         context = tables.gather([row])[0, : -(-end // block_size)]
@@ -168,6 +168,7 @@ class Decoder:
         hidden = self._embedding[ids]
         for name, layer in zip(self.config.layer_names(), self._layers, strict=True):
             view = kv_cache.layer_views[name]
+            assert isinstance(view, torch.Tensor)  # noqa: S101 - attention without scales
             normed = _rms_norm(hidden, layer.norm_attention)
             mixed = self._attend(normed, layer, view, where, context, end, mask, cos, sin)
             hidden = hidden + mixed

@@ -60,8 +60,9 @@ class ChatServer:
         self._transfers = transfers
         self._manager = manager
         self._chunk_blocks = transfers.blocks_per_chunk
-        self._chunk_tokens = self._chunk_blocks * kv_cache.block_size
-        self._tables = BlockTables(1, kv_cache.num_blocks, kv_cache.block_size, kv_cache.device)
+        block_size = kv_cache.groups[_GROUP].block_size
+        self._chunk_tokens = self._chunk_blocks * block_size
+        self._tables = BlockTables(1, kv_cache.num_blocks, block_size, kv_cache.device)
         # A prefix may be longer than the primary tier. Half of it at a time leaves room for
         # slots that a cascade still pins.
         self._window = max(1, manager.region.slots // 2)
@@ -75,7 +76,7 @@ class ChatServer:
         Raises `PoolExhaustedError` when the GPU pool has no room for the turn.
         """
         began = time.perf_counter()
-        block_size = self.kv_cache.block_size
+        block_size = self.kv_cache.groups[_GROUP].block_size
         chunks = len(prompt) // self._chunk_tokens
         hashes = hash_blocks(prompt, block_size)[: chunks * self._chunk_blocks]
         keys = [
