@@ -9,7 +9,7 @@ from kvtier.demo.decoder import Decoder, DecoderConfig
 from kvtier.demo.options import ModelSizes
 from kvtier.demo.workload import VOCABULARY
 from kvtier.errors import LayoutError
-from kvtier.torch import BlockTables, KVCache, allocate_kv_cache
+from kvtier.torch import BlockTables, KVCache, TableGroup, allocate_kv_cache
 
 BLOCK, TILE = 4, 16
 SMALL = DecoderConfig(
@@ -34,9 +34,8 @@ class Paged:
         self.blocks = list(range(2 * tokens // BLOCK))
         random.Random(seed).shuffle(self.blocks)
         self.cache: KVCache = allocate_kv_cache(config.kv_specs(BLOCK), len(self.blocks), "cpu")
-        self.tables = BlockTables(1, len(self.blocks), BLOCK, "cpu")
-        self.tables.append(0, self.blocks)
-        self.tables.apply()
+        self.tables = BlockTables([TableGroup(BLOCK, len(self.blocks))], 1, TILE, "cpu")
+        self.tables.append(0, [self.blocks])
 
     def answer(self, prompt: list[int], start: int, count: int) -> tuple[torch.Tensor, list[int]]:
         """Logits of every answered position `(count, vocabulary)`, and the greedy tokens."""

@@ -10,7 +10,9 @@ from kvtier.torch import (
     LayerSpec,
     MambaSpec,
     MLASpec,
+    MultipleOf,
     SlidingWindowSpec,
+    kernel_block_size,
     make_groups,
     plan_kv_cache,
 )
@@ -103,3 +105,31 @@ def test_kernel_blocks_divide_blocks_and_need_dense_pages() -> None:
     mla = MLASpec(8, 4, torch.bfloat16)
     plan = plan_kv_cache({"a": mla}, num_blocks=1, kernel_block_sizes=[4])
     assert plan.groups[0].kernel_spec("a").page_bytes == mla.page_bytes // 2
+
+
+@pytest.mark.parametrize(
+    ("block_size", "backends", "size"),
+    [
+        (128, {"a": [16, 32, 64]}, 64),
+        (128, {"a": [16, 32, 64], "b": [32]}, 32),
+        (128, {"a": [MultipleOf(16)]}, 128),
+        (128, {"a": [MultipleOf(16)], "b": [16, 32]}, 32),
+        (96, {"a": [64, 16], "b": [MultipleOf(8)]}, 16),
+        (96, {"a": [MultipleOf(32)], "b": [32, 48]}, 32),
+    ],
+)
+def test_kernel_blocks_are_the_largest_that_all_backends_support(
+    block_size: int, backends: dict[str, list[int | MultipleOf]], size: int
+) -> None:
+    specs = {"a": FullAttentionSpec(block_size, 1, 2, torch.bfloat16)}
+    assert kernel_block_size(specs, backends) == size
+
+
+def test_backends_without_a_common_size_are_named() -> None:
+    specs = {"a": FullAttentionSpec(128, 1, 2, torch.bfloat16)}
+    with pytest.raises(LayoutError, match=r"\(flash: 48; other: multiples of 16\)"):
+        kernel_block_size(specs, {"flash": [48], "other": [MultipleOf(16)]})
+    latent = {"a": MLASpec(128, 4, torch.bfloat16, rows_per_block=32)}
+    assert kernel_block_size(latent, {"mla": [MultipleOf(64)]}) == 128
+    with pytest.raises(LayoutError, match=r"'a' can not be split.*64.*stores 32 rows for the 128"):
+        kernel_block_size(latent, {"mla": [64]})

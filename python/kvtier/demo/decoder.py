@@ -159,9 +159,14 @@ class Decoder:
                 f"position {end - 1} is behind the last one, {self.config.max_tokens - 1}"
             )
         block_size = kv_cache.groups[0].block_size
-        slots = tables.slot_mapping(row, range(first, end))
+        covered = tables.num_blocks(row) * block_size
+        if end > covered:
+            raise LayoutError(f"row {row} covers {covered} positions, but {end} are needed")
+        starts = torch.tensor([0, len(tokens)], dtype=torch.int32, device=self.device)
+        positions = torch.arange(first, end, device=self.device)
+        (table,), (slots,) = tables.step([row], starts, positions)
         where = (slots // block_size, slots % block_size)
-        context = tables.gather([row])[0, : -(-end // block_size)]
+        context = table[0, : -(-end // block_size)]
         mask = self._mask(first, end)
         cos, sin = self._cos[first:end], self._sin[first:end]
         ids = torch.tensor(tokens, dtype=torch.int64).to(self.device)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kvtier.demo.decoder import Decoder
-from kvtier.torch import BlockTables, KVCache
+from kvtier.torch import BlockTables, KVCache, TableGroup
 
 __all__ = ["Recomputation", "Recomputer", "first_byte_difference"]
 
@@ -31,11 +31,9 @@ class Recomputer:
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._tile = tile
-        self._tables = BlockTables(
-            1, kv_cache.num_blocks, kv_cache.groups[0].block_size, kv_cache.device
-        )
-        self._tables.append(0, range(kv_cache.num_blocks))
-        self._tables.apply()
+        table = TableGroup(kv_cache.groups[0].block_size, kv_cache.num_blocks)
+        self._tables = BlockTables([table], 1, tile, kv_cache.device)
+        self._tables.append(0, [range(kv_cache.num_blocks)])
 
     def check(
         self,

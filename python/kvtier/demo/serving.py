@@ -19,7 +19,7 @@ from kvtier.demo.decoder import Decoder
 from kvtier.demo.records import CopyTotals
 from kvtier.errors import KeyStateError
 from kvtier.keys import hash_blocks, make_offload_key
-from kvtier.torch import BlockPool, BlockTables, KVCache, TransferEngine
+from kvtier.torch import BlockPool, BlockTables, KVCache, TableGroup, TransferEngine
 
 __all__ = ["ChatServer", "ServedTurn"]
 
@@ -62,7 +62,8 @@ class ChatServer:
         self._chunk_blocks = transfers.blocks_per_chunk
         block_size = kv_cache.groups[_GROUP].block_size
         self._chunk_tokens = self._chunk_blocks * block_size
-        self._tables = BlockTables(1, kv_cache.num_blocks, block_size, kv_cache.device)
+        table = TableGroup(block_size, kv_cache.num_blocks)
+        self._tables = BlockTables([table], 1, self._chunk_tokens, kv_cache.device)
         # A prefix may be longer than the primary tier. Half of it at a time leaves room for
         # slots that a cascade still pins.
         self._window = max(1, manager.region.slots // 2)
@@ -91,8 +92,7 @@ class ChatServer:
         total_blocks = -(-(len(prompt) + new_tokens) // block_size)
         held += self.pool.allocate(total_blocks - len(held))
         self._tables.clear(_ROW)
-        self._tables.append(_ROW, held)
-        self._tables.apply()
+        self._tables.append(_ROW, [held])
         # The host's copy of what the GPU has must not look unused, or it goes first.
         self._manager.touch(request, keys[:on_gpu])
 

@@ -15,10 +15,11 @@ with it torch; engines import it where they need it. `docs/layouts.md` draws the
 """
 
 from kvtier.torch.block_pool import BlockPool, BlockPoolStats
-from kvtier.torch.block_table import BlockTables
+from kvtier.torch.block_table import PAD_SLOT, BlockTables, ContextParallel, TableGroup
 from kvtier.torch.canonical import CanonicalKVCaches, PageRef, register_kv_caches
 from kvtier.torch.chunk_layout import TensorParallel, layout_identity
 from kvtier.torch.groups import CacheGroup, make_groups
+from kvtier.torch.kernel_blocks import MultipleOf, kernel_block_size
 from kvtier.torch.kv_cache import KVCache, LayerView, allocate, allocate_kv_cache
 from kvtier.torch.layouts import KVLayout
 from kvtier.torch.plan import KVCachePlan, plan_kv_cache
@@ -36,6 +37,7 @@ from kvtier.torch.specs import (
 from kvtier.torch.transfers import GroupBlocks, TransferEngine, TransferJob, region_tensor
 
 __all__ = [
+    "PAD_SLOT",
     "AttentionSpec",
     "BlockPool",
     "BlockPoolStats",
@@ -43,6 +45,7 @@ __all__ = [
     "CacheGroup",
     "CanonicalKVCaches",
     "ChunkedLocalSpec",
+    "ContextParallel",
     "EncoderOnlySpec",
     "FullAttentionSpec",
     "GroupBlocks",
@@ -53,13 +56,16 @@ __all__ = [
     "LayerView",
     "MLASpec",
     "MambaSpec",
+    "MultipleOf",
     "PageRef",
     "SlidingWindowSpec",
+    "TableGroup",
     "TensorParallel",
     "TransferEngine",
     "TransferJob",
     "allocate",
     "allocate_kv_cache",
+    "kernel_block_size",
     "layout_identity",
     "make_groups",
     "plan_kv_cache",

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvtier.errors import LayoutError, SharingError
+from kvtier.torch.kernel_blocks import why_not_split
 from kvtier.torch.sharing import chain_text, resolve_sharing
 from kvtier.torch.specs import LayerSpec, MambaSpec
 
@@ -36,6 +37,11 @@ class CacheGroup:
     def blocks_per_kv_block(self) -> int:
         """Kernel blocks of a block."""
         return self.block_size // self.kernel_block_size
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether a block has a place for each of its tokens, and not one state for all."""
+        return not isinstance(next(iter(self.specs.values())), MambaSpec)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -173,18 +179,8 @@ def _checked(index: int, group: CacheGroup) -> CacheGroup:
         raise LayoutError(
             f"group {index}: kernel blocks of {size} tokens do not divide blocks of {block_size}"
         )
-    if size == block_size:
-        return group
     for name, spec in group.specs.items():
-        reason = None
-        if spec.storage_block_size != block_size:
-            reason = f"it stores {spec.storage_block_size} rows for the {block_size} tokens"
-        elif isinstance(spec, MambaSpec):
-            reason = "a state covers the whole block"
-        elif spec.page_stride != spec.page_bytes:
-            reason = "its pages are padded"
-        elif group.kernel_spec(name).page_bytes * group.blocks_per_kv_block != spec.page_bytes:
-            reason = "its parts would be aligned differently"
+        reason = why_not_split(spec, size)
         if reason:
             raise LayoutError(
                 f"group {index}: blocks of layer {name!r} can not be split into kernel blocks of "
