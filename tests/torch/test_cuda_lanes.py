@@ -155,7 +155,7 @@ def test_slots_have_the_same_bytes_as_on_the_host(name: str) -> None:
         TransferEngine(regions[0], device, 2) as engine,
         TransferEngine(regions[1], host, 2) as on_host,
     ):
-        lanes = engine._registered.lanes  # type: ignore[union-attr]
+        lanes = engine.lanes
         assert isinstance(lanes, CudaLanes)
         assert lanes.pinned.wait() == 3, lanes.pinned.failure
         if name == "pageable":

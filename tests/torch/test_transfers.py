@@ -141,7 +141,7 @@ def test_several_groups_are_one_job() -> None:
 @contextmanager
 def held_up(engine: TransferEngine, lane: Lane) -> Iterator[None]:
     """A lane whose worker is busy until the block ends."""
-    lanes = engine._registered.lanes  # type: ignore[union-attr]
+    lanes = engine.lanes
     assert isinstance(lanes, HostLanes)
     gate = threading.Event()
     lanes._workers[lane].submit(gate.wait)

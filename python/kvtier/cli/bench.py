@@ -24,7 +24,7 @@ EXIT_UNTAKEN = 1
 
 
 def _transfer_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=("cpu",), default="cpu", help="of the tensors")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the tensors")
     parser.add_argument(
         "--size", type=parse_size, default="256MiB", metavar="SIZE", help="of one transfer"
     )

@@ -198,6 +198,11 @@ class TransferEngine:
         return self._blocks_per_chunk
 
     @property
+    def lanes(self) -> TransferLanes[Any]:
+        """What moves the bytes on this device, for figures about it."""
+        return self._opened().lanes
+
+    @property
     def chunk_bytes(self) -> int:
         """Bytes of one chunk of the widest group: what a slot must hold."""
         layouts = self._opened().layouts

@@ -189,9 +189,8 @@ impl HostCopier {
                 let Some(rest) = moves.list().get(first..).filter(|rest| !rest.is_empty()) else {
                     break;
                 };
-                for step in &rest[..batch.min(rest.len())] {
-                    done += self.copy_block(pieces, block_bytes, *step, moves.way(), copy);
-                }
+                let taken = &rest[..batch.min(rest.len())];
+                done += self.copy_blocks(pieces, block_bytes, taken, moves.way(), copy);
             }
             copy.finish();
             total.fetch_add(done, Ordering::Relaxed);
@@ -209,41 +208,63 @@ impl HostCopier {
         self.groups.get(group).ok_or(CopyError::Group { group, groups: self.groups.len() })
     }
 
-    fn copy_block(
+    fn copy_blocks(
         &self,
         pieces: &[Piece],
         block_bytes: usize,
-        step: Move,
+        moves: &[Move],
         way: Way,
         copy: Copy,
     ) -> usize {
-        let place = u64::from(step.slot) * u64::from(self.bounds.blocks_per_chunk)
-            + u64::from(step.position);
+        let mut runs = moves
+            .iter()
+            .flat_map(|step| pieces.iter().map(move |piece| (step, piece)))
+            .filter(|(step, piece)| way == Way::Load || self.is_mine(**step, piece))
+            .map(|(step, piece)| self.run_of(*step, piece, block_bytes, way))
+            .peekable();
         let mut done = 0;
-        for piece in pieces {
-            if way == Way::Store && place % piece.turns != piece.turn {
-                continue;
-            }
-            let rows = &self.rows[piece.tensor];
-            // SAFETY: `Moves` bounded block, slot and position, and `check_group` the pieces, so
-            // both ranges lie inside tensor and slot. A tensor and a region are different
-            // memory. Destinations are distinct, by `Moves` and because pieces of a block do not
-            // overlap; nobody else touches them, by the contract of `run`.
-            unsafe {
-                let row = rows.start.add(step.block * rows.stride + piece.offset);
-                let at = self
-                    .region
-                    .slot_ptr(step.slot)
-                    .add(step.position as usize * block_bytes + piece.slot_offset);
-                match way {
-                    Way::Store => copy.bytes(row, at, piece.bytes),
-                    Way::Load => copy.bytes(at, row, piece.bytes),
-                }
-            }
-            done += piece.bytes;
+        while let Some(run) = runs.next() {
+            let next = runs.peek().map_or(run.from, |next| next.from);
+            // SAFETY: `run_of` gives ranges inside tensor and slot, which are different memory.
+            // Destinations are distinct, by `Moves` and because pieces of a block do not
+            // overlap; nobody else touches them, by the contract of `HostCopier::run`.
+            unsafe { copy.bytes(run.from, run.to, run.bytes, next) };
+            done += run.bytes;
         }
         done
     }
+
+    /// Whether it is this rank's turn to store the piece.
+    fn is_mine(&self, step: Move, piece: &Piece) -> bool {
+        let place = u64::from(step.slot) * u64::from(self.bounds.blocks_per_chunk)
+            + u64::from(step.position);
+        place % piece.turns == piece.turn
+    }
+
+    fn run_of(&self, step: Move, piece: &Piece, block_bytes: usize, way: Way) -> Run {
+        let rows = &self.rows[piece.tensor];
+        // SAFETY: `Moves` bounded block, slot and position, and `check_group` the piece, so both
+        // offsets lie inside tensor and slot.
+        let (page, place) = unsafe {
+            let offset = step.position as usize * block_bytes + piece.slot_offset;
+            (
+                rows.start.add(step.block * rows.stride + piece.offset),
+                self.region.slot_ptr(step.slot).add(offset),
+            )
+        };
+        let (from, to) = match way {
+            Way::Store => (page, place),
+            Way::Load => (place, page),
+        };
+        Run { from, to, bytes: piece.bytes }
+    }
+}
+
+/// One piece of one block.
+struct Run {
+    from: *const u8,
+    to: *mut u8,
+    bytes: usize,
 }
 
 fn check_group(

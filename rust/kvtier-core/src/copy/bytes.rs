@@ -28,16 +28,17 @@ impl Copy {
         }
     }
 
-    /// Copies `count` bytes.
+    /// Copies `count` bytes. `next` is where the bytes of the following copy will be read: they are
+    /// asked for meanwhile, since the CPU can not foresee a jump. It need not be valid.
     ///
     /// # Safety
     /// As for [`std::ptr::copy_nonoverlapping`]. What was streamed is visible to other threads
     /// after [`Copy::finish`].
-    pub(super) unsafe fn bytes(self, from: *const u8, to: *mut u8, count: usize) {
+    pub(super) unsafe fn bytes(self, from: *const u8, to: *mut u8, count: usize, next: *const u8) {
         // SAFETY: the caller's promise; streaming was made only where it is supported.
         unsafe {
             if self == Self::Streaming && count >= MIN_STREAMED_RUN {
-                streaming::copy(from, to, count);
+                streaming::copy(from, to, count, next);
             } else {
                 to.copy_from_nonoverlapping(from, count);
             }
@@ -59,8 +60,8 @@ mod streaming {
     };
 
     const LINE: usize = 64;
-    /// How far ahead of the copy lines are asked for: page ends stop the hardware's own prefetch.
-    const AHEAD: usize = 512;
+    /// How far ahead of the copy lines are asked for.
+    const AHEAD: usize = 1024;
 
     pub(super) fn supported() -> bool {
         is_x86_feature_detected!("avx")
@@ -75,7 +76,7 @@ mod streaming {
     /// As for `copy_nonoverlapping`, at least one line, on a CPU with AVX.
     #[target_feature(enable = "avx")]
     #[expect(clippy::cast_ptr_alignment, reason = "loads may be misaligned, stores are aligned")]
-    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, count: usize) {
+    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, count: usize, next: *const u8) {
         let head = to.align_offset(LINE);
         let lines = (count - head) / LINE;
         let tail = head + lines * LINE;
@@ -87,7 +88,11 @@ mod streaming {
             for line in 0..lines {
                 let at = head + line * LINE;
                 let source = from.add(at).cast::<__m256i>();
-                _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(at + AHEAD).cast());
+                let soon = match (at + AHEAD).checked_sub(count) {
+                    None => from.wrapping_add(at + AHEAD),
+                    Some(past) => next.wrapping_add(past),
+                };
+                _mm_prefetch::<_MM_HINT_T0>(soon.cast());
                 let (low, high) =
                     (_mm256_loadu_si256(source), _mm256_loadu_si256(source.wrapping_add(1)));
                 let target = to.add(at).cast::<__m256i>();
@@ -109,7 +114,7 @@ mod streaming {
 
     /// # Safety
     /// As for `copy_nonoverlapping`.
-    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, count: usize) {
+    pub(super) unsafe fn copy(from: *const u8, to: *mut u8, count: usize, _next: *const u8) {
         // SAFETY: the caller's promise.
         unsafe { to.copy_from_nonoverlapping(from, count) }
     }
@@ -129,7 +134,8 @@ mod tests {
             // SAFETY: both ranges lie inside their vectors.
             unsafe {
                 let to = target.as_mut_ptr().add(to);
-                Copy::for_transfer(AROUND_CACHE_BYTES).bytes(source.as_ptr().add(from), to, count);
+                let source = source.as_ptr();
+                Copy::for_transfer(AROUND_CACHE_BYTES).bytes(source.add(from), to, count, source);
             }
             Copy::for_transfer(AROUND_CACHE_BYTES).finish();
             assert_eq!(target[to..to + count], source[from..from + count]);
