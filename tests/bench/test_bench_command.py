@@ -57,7 +57,7 @@ def test_json_is_one_object_of_records(capsys: pytest.CaptureFixture[str]) -> No
     assert report["figures"]
     for record in report["figures"]:
         assert record.keys() == RECORD
-        assert record["name"].startswith("transfer.")
+        assert record["name"].startswith(("transfer.", "tables."))
         assert record["value"] > 0
 
 

@@ -143,8 +143,7 @@ def test_views_of_other_layers() -> None:
         "states": MambaSpec(16, ((3, 4), (5,)), (torch.float32, torch.bfloat16)),
     }
     cache = allocate_kv_cache(specs, 7, "cpu")
-    latent, states = cache.layer_views["latent"], cache.layer_views["states"]
-    assert isinstance(latent, torch.Tensor)
+    latent, states = cache.view("latent"), cache.layer_views["states"]
     assert latent.shape == (7, 2, 6)
     assert [(state.shape, state.dtype) for state in states] == [
         ((7, 3, 4), torch.float32),
@@ -153,6 +152,12 @@ def test_views_of_other_layers() -> None:
     # One storage; its stride is the larger page, 58 bytes rounded up to whole floats.
     assert [states[0].stride(0), states[1].stride(0), latent.stride(0)] == [15, 30, 30]
     assert [group.page_bytes for group in cache.groups] == [24, 58]
+
+
+def test_a_layer_with_several_tensors_has_no_single_view() -> None:
+    attention = FullAttentionSpec(4, 5, 6, torch.int8, scales=True)
+    with pytest.raises(LayoutError, match="'a' has 2 tensors: see layer_views"):
+        allocate_kv_cache({"a": attention}, 3, "cpu").view("a")
 
 
 def test_hybrid_models_are_dealt_into_groups_of_one_width() -> None:
@@ -172,8 +177,7 @@ def test_kernel_blocks_are_views_of_the_same_bytes() -> None:
     for layout in KVLayout:
         attention = FullAttentionSpec(8, 2, 4, torch.bfloat16, layout)
         cache = allocate_kv_cache({"a": attention}, 3, "cpu", kernel_block_sizes=[2])
-        view = cache.layer_views["a"]
-        assert isinstance(view, torch.Tensor)
+        view = cache.view("a")
         assert sorted(view.shape) == sorted((2, 12, 2, 2, 4))
         assert cache.groups[0].blocks_per_kv_block == 4
         fill(cache, seed=4)
@@ -240,7 +244,7 @@ def test_specs_that_can_not_be_are_refused() -> None:
     with pytest.raises(LayoutError, match="layout is 'NHD'"):
         FullAttentionSpec(4, 2, 8, torch.float32, "NHD")  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match="window is 0"):
-        SlidingWindowSpec(4, 2, 8, torch.float32)
+        SlidingWindowSpec(4, 2, 8, torch.float32, window=0)
     with pytest.raises(LayoutError, match=r"total_kv_heads is 3.*multiple of the 2"):
         FullAttentionSpec(4, 2, 8, torch.float32, total_kv_heads=3)
     with pytest.raises(LayoutError, match=r"padded_page_bytes is 511.*multiple of 4 and 512"):

@@ -1,6 +1,8 @@
 """Transfers on CPU tensors against a naive copy by way of the kernels' views."""
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -322,3 +324,28 @@ def test_ranks_that_can_not_hold_the_shards_are_refused() -> None:
         TransferEngine(region, cache, 1, tensor_parallel=TensorParallel(3, 0))
     with pytest.raises(LayoutError, match="rank 3 of 3"):
         TensorParallel(3, 3)
+
+
+def test_an_engine_refuses_to_work_after_fork() -> None:
+    """In a process of its own: forking one with threads of torch in it is asking for trouble."""
+    code = """
+import os, sys
+from kvtier import Region
+from kvtier.errors import ForkError
+from kvtier.torch import FullAttentionSpec, TransferEngine, allocate_kv_cache
+import torch
+cache = allocate_kv_cache({"a": FullAttentionSpec(1, 1, 1, torch.int8)}, 2, "cpu")
+engine = TransferEngine(Region(1, 64), cache, 1)
+child = os.fork()
+if child == 0:
+    try:
+        engine.store([0], [0])
+    except ForkError as error:
+        os._exit(0 if "spawn" in str(error) else 1)
+    os._exit(2)
+_, status = os.waitpid(child, 0)
+engine.wait(engine.store([0], [0]))
+engine.close()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -38,7 +38,7 @@ def measure_tables(device: str, rounds: int) -> Iterator[Figure]:
         tables.stage_step(rows, None, _REQUESTS)
         return (time.perf_counter() - began) / _REQUESTS * 1e6
 
-    fill(_BLOCKS - 2 * rounds - 2)
+    fill(_BLOCKS - rounds - 1)
     (taken,) = alternate(rounds, stage)
     yield compared(
         f"tables.stage_a_request.{device}",

@@ -172,8 +172,7 @@ class Decoder:
         ids = torch.tensor(tokens, dtype=torch.int64).to(self.device)
         hidden = self._embedding[ids]
         for name, layer in zip(self.config.layer_names(), self._layers, strict=True):
-            view = kv_cache.layer_views[name]
-            assert isinstance(view, torch.Tensor)  # noqa: S101 - attention without scales
+            view = kv_cache.view(name)
             normed = _rms_norm(hidden, layer.norm_attention)
             mixed = self._attend(normed, layer, view, where, context, end, mask, cos, sin)
             hidden = hidden + mixed

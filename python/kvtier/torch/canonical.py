@@ -84,7 +84,7 @@ class CanonicalKVCaches:
         return page
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Run:
     """Contiguous bytes of a layer's page, in every block."""
 
@@ -125,7 +125,8 @@ def register_kv_caches(
         for name, owner in group.sharing.items():
             _check_same_memory(name, given[name], owner, given[owner])
     # In the order of their layers and not of addresses, which differ from run to run.
-    windows = sorted(_windows(runs), key=lambda window: min(runs.index(run) for run in window))
+    order = {run: number for number, run in enumerate(runs)}
+    windows = sorted(_windows(runs), key=lambda window: min(order[run] for run in window))
     for window in windows:
         _refuse_overlap_in_group(window)
     _refuse_overlap(windows, num_blocks)
@@ -140,8 +141,8 @@ def register_kv_caches(
             )
         canonical.append(_rows(window[0], num_blocks, end - start))
     for index, group in enumerate(groups):
-        order = {name: place for place, name in enumerate(group.specs)}
-        refs[index].sort(key=lambda ref: (order[ref.layer], ref.page_offset))
+        places = {name: place for place, name in enumerate(group.specs)}
+        refs[index].sort(key=lambda ref: (places[ref.layer], ref.page_offset))
     return CanonicalKVCaches(num_blocks, tuple(groups), tuple(canonical), tuple(map(tuple, refs)))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvtier.errors import LayoutError
 from kvtier.torch.canonical import CanonicalKVCaches, register_kv_caches
 from kvtier.torch.groups import CacheGroup
 from kvtier.torch.plan import KVCachePlan, plan_kv_cache
@@ -46,6 +47,13 @@ class KVCache:
     def page_bytes(self) -> int:
         """Bytes of one block of the widest group: what a slot needs for each block of a chunk."""
         return max(group.page_bytes for group in self.groups)
+
+    def view(self, layer: str) -> torch.Tensor:
+        """The one tensor of a layer; raises `LayoutError` for a layer that has several."""
+        view = self.layer_views[layer]
+        if isinstance(view, torch.Tensor):
+            return view
+        raise LayoutError(f"layer {layer!r} has {len(view)} tensors: see layer_views")
 
     @property
     def nbytes(self) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -193,7 +193,7 @@ class FullAttentionSpec(AttentionSpec):
 class SlidingWindowSpec(AttentionSpec):
     """Attention to the last `window` tokens."""
 
-    window: int = 0
+    window: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -210,7 +210,7 @@ class SlidingWindowSpec(AttentionSpec):
 class ChunkedLocalSpec(AttentionSpec):
     """Attention within pieces of `attention_chunk` tokens, aligned to the start of the prompt."""
 
-    attention_chunk: int = 0
+    attention_chunk: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
         """Checks the fields."""

@@ -8,6 +8,7 @@ stored can be loaded by a GPU run; `kvtier.torch.chunk_layout` says which.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from kvtier._kvtier import Moves, Region
-from kvtier.errors import ClosedError, TransferError
+from kvtier.errors import ClosedError, ForkError, TransferError
 from kvtier.torch.canonical import CanonicalKVCaches
 from kvtier.torch.chunk_layout import GroupLayout, TensorParallel, chunk_layout
 from kvtier.torch.kv_cache import KVCache
@@ -163,6 +164,7 @@ class TransferEngine:
         self._tensor_parallel = tensor_parallel
         self._registered: _Registered | None = None
         self._closed = False
+        self._pid = os.getpid()
         self._submitted = 0
         self._under_way: deque[TransferJob] = deque()
         self._unreported: dict[int, TransferJob] = {}
@@ -222,7 +224,8 @@ class TransferEngine:
         `(chunks, blocks_per_chunk)`. What the compute stream wrote before this call is what gets
         stored. Raises `TransferError` before any byte moves for a wrong shape or type, an id or
         group that does not exist, a slot given twice, or ids on another device than the host and
-        the KV cache; also when nothing is registered. `ClosedError` after `close`.
+        the KV cache; also when nothing is registered. `ClosedError` after `close`, `ForkError`
+        after `fork`.
         """
         return self.store_groups([GroupBlocks(block_ids, slots, group, first)])
 
@@ -342,6 +345,11 @@ class TransferEngine:
         return self._registered
 
     def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkError(
+                "this transfer engine was made before fork, and its threads are not here: start "
+                'worker processes with multiprocessing\'s "spawn" method'
+            )
         if self._closed:
             raise ClosedError("the transfer engine is closed")
 

@@ -14,7 +14,7 @@ mod moves;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use self::bytes::Copy;
+use self::bytes::ByteCopier;
 pub use self::moves::{Bounds, Move, MoveError, Moves, Way};
 use crate::region::Region;
 
@@ -179,20 +179,20 @@ impl HostCopier {
         let bytes = per_block * moves.list().len();
         let threads = self.threads.min(bytes / BYTES_PER_THREAD).max(1);
         let batch = (BYTES_PER_BATCH / per_block.max(1)).max(1);
-        let copy = Copy::for_transfer(bytes);
         let next = AtomicUsize::new(0);
         let total = AtomicUsize::new(0);
         let work = || {
             let mut done = 0;
+            let mut copier = ByteCopier::for_transfer(bytes);
             loop {
                 let first = next.fetch_add(batch, Ordering::Relaxed);
                 let Some(rest) = moves.list().get(first..).filter(|rest| !rest.is_empty()) else {
                     break;
                 };
                 let taken = &rest[..batch.min(rest.len())];
-                done += self.copy_blocks(pieces, block_bytes, taken, moves.way(), copy);
+                done += self.copy_blocks(pieces, block_bytes, taken, moves.way(), &mut copier);
             }
-            copy.finish();
+            copier.finish();
             total.fetch_add(done, Ordering::Relaxed);
         };
         std::thread::scope(|scope| {
@@ -208,28 +208,29 @@ impl HostCopier {
         self.groups.get(group).ok_or(CopyError::Group { group, groups: self.groups.len() })
     }
 
+    /// Gives every piece of every block to `copier`; returns the bytes.
     fn copy_blocks(
         &self,
         pieces: &[Piece],
         block_bytes: usize,
         moves: &[Move],
         way: Way,
-        copy: Copy,
+        copier: &mut ByteCopier,
     ) -> usize {
-        let mut runs = moves
-            .iter()
-            .flat_map(|step| pieces.iter().map(move |piece| (step, piece)))
-            .filter(|(step, piece)| way == Way::Load || self.is_mine(**step, piece))
-            .map(|(step, piece)| self.run_of(*step, piece, block_bytes, way))
-            .peekable();
         let mut done = 0;
-        while let Some(run) = runs.next() {
-            let next = runs.peek().map_or(run.from, |next| next.from);
-            // SAFETY: `run_of` gives ranges inside tensor and slot, which are different memory.
-            // Destinations are distinct, by `Moves` and because pieces of a block do not
-            // overlap; nobody else touches them, by the contract of `HostCopier::run`.
-            unsafe { copy.bytes(run.from, run.to, run.bytes, next) };
-            done += run.bytes;
+        for step in moves {
+            for piece in pieces {
+                if way == Way::Store && !self.is_mine(*step, piece) {
+                    continue;
+                }
+                let (from, to) = self.ends(*step, piece, block_bytes, way);
+                // SAFETY: both lie inside tensor and slot, which are different memory.
+                // Destinations are distinct, by `Moves` and because pieces of a block do not
+                // overlap; nobody else touches them until `HostCopier::run` returns, by its
+                // contract, and by then the copier has finished.
+                unsafe { copier.copy(from, to, piece.bytes) };
+                done += piece.bytes;
+            }
         }
         done
     }
@@ -241,7 +242,14 @@ impl HostCopier {
         place % piece.turns == piece.turn
     }
 
-    fn run_of(&self, step: Move, piece: &Piece, block_bytes: usize, way: Way) -> Run {
+    /// Source and destination of a piece of a block.
+    fn ends(
+        &self,
+        step: Move,
+        piece: &Piece,
+        block_bytes: usize,
+        way: Way,
+    ) -> (*const u8, *mut u8) {
         let rows = &self.rows[piece.tensor];
         // SAFETY: `Moves` bounded block, slot and position, and `check_group` the piece, so both
         // offsets lie inside tensor and slot.
@@ -252,19 +260,11 @@ impl HostCopier {
                 self.region.slot_ptr(step.slot).add(offset),
             )
         };
-        let (from, to) = match way {
+        match way {
             Way::Store => (page, place),
             Way::Load => (place, page),
-        };
-        Run { from, to, bytes: piece.bytes }
+        }
     }
-}
-
-/// One piece of one block.
-struct Run {
-    from: *const u8,
-    to: *mut u8,
-    bytes: usize,
 }
 
 fn check_group(
