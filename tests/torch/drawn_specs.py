@@ -31,7 +31,10 @@ def attention(
     draw: st.DrawFn, kind: type[AttentionSpec] = FullAttentionSpec, *, split: bool = False
 ) -> AttentionSpec:
     """Attention of any layout; with keys and values apart only where `split` says so."""
-    own = {SlidingWindowSpec: {"window": 7}, ChunkedLocalSpec: {"attention_chunk": 8}}
+    own: dict[type[AttentionSpec], dict[str, int]] = {
+        SlidingWindowSpec: {"window": 7},
+        ChunkedLocalSpec: {"attention_chunk": 8},
+    }
     spec = kind(
         block_size=4,
         num_kv_heads=draw(st.integers(1, 3)),

@@ -74,7 +74,6 @@ def test_strides_of_any_size_round_trip(data: st.DataObject) -> None:
     """Padding anywhere: between heads, tokens, halves and blocks; in any order of K/V and block."""
     layout = data.draw(st.sampled_from(list(KVLayout)))
     spec = FullAttentionSpec(2, 3, 4, torch.int8, layout)
-    sizes = {**spec.parts[0].sizes, layout.view[1 - layout.view.index(layout.view[0])]: 2}
     sizes = {axis: spec.parts[0].sizes.get(axis, BLOCKS) for axis in layout.view}
     strides, step = {}, 1
     for axis in reversed(layout.memory):

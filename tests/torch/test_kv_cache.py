@@ -120,6 +120,8 @@ def test_memory_is_used_as_far_as_whole_blocks_go(drawn: Drawn, memory: int) -> 
         (KVLayout.KV_FIRST_HND, (2, 3, 4, 5, 6), (120, 240, 6, 24, 1)),
         (KVLayout.SPLIT_NHD, (2, 3, 4, 5, 6), (360, 120, 30, 6, 1)),
         (KVLayout.SPLIT_HND, (2, 3, 4, 5, 6), (360, 120, 6, 24, 1)),
+        (KVLayout.PAIRED_NHD, (3, 4, 5, 2, 6), (240, 60, 12, 6, 1)),
+        (KVLayout.PAIRED_HND, (3, 5, 4, 2, 6), (240, 48, 12, 6, 1)),
     ],
 )
 def test_views_of_attention(
@@ -178,7 +180,7 @@ def test_kernel_blocks_are_views_of_the_same_bytes() -> None:
         attention = FullAttentionSpec(8, 2, 4, torch.bfloat16, layout)
         cache = allocate_kv_cache({"a": attention}, 3, "cpu", kernel_block_sizes=[2])
         view = cache.view("a")
-        assert sorted(view.shape) == sorted((2, 12, 2, 2, 4))
+        assert sorted(view.shape) == [2, 2, 2, 4, 12]
         assert cache.groups[0].blocks_per_kv_block == 4
         fill(cache, seed=4)
         at = [axis.value for axis in layout.view].index("B")

@@ -35,7 +35,8 @@ class KVLayout(Enum):
 
     `BLOCKS_*`: `(num_blocks, 2, ...)`, a block is one run of bytes. `KV_FIRST_*`: the view is
     `(2, num_blocks, ...)`, but in memory a block still is one run. `SPLIT_*`: the view is
-    `(2, num_blocks, ...)`, and in memory all keys lie before all values.
+    `(2, num_blocks, ...)`, and in memory all keys lie before all values. `PAIRED_*`: the key and
+    the value of a token and head lie side by side, `(num_blocks, ..., 2, dim)`.
     """
 
     BLOCKS_NHD = ("B2NHD", "B2NHD")
@@ -44,6 +45,8 @@ class KVLayout(Enum):
     KV_FIRST_HND = ("2BNHD", "B2HND")
     SPLIT_NHD = ("2BNHD", "2BNHD")
     SPLIT_HND = ("2BNHD", "2BHND")
+    PAIRED_NHD = ("BNH2D", "BNH2D")
+    PAIRED_HND = ("BHN2D", "BHN2D")
 
     @property
     def view(self) -> tuple[Axis, ...]:
