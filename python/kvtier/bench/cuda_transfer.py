@@ -135,7 +135,9 @@ def _beside_a_matmul(cache: Paged, size: int, rounds: int) -> Figure:
         for _ in range(repeats):
             cache.engine.store(cache.ids[:half], cache.slots[:half])
             cache.engine.load(cache.ids[half:], cache.slots[half:])
-        return _seconds(matmuls)
+        seconds = _seconds(matmuls)
+        torch.cuda.synchronize()  # what is left of the transfers must not slow the next round
+        return seconds
 
     slowed, quiet = alternate(rounds, beside, alone)
     percent = [100 * (with_ / without - 1) for with_, without in zip(slowed, quiet, strict=True)]

@@ -242,10 +242,10 @@ class StagedCopy:
         """See `CopyPath`."""
         block_bytes = table.layout.block_bytes
         chunk_bytes = -(-block_bytes * table.blocks_per_chunk // 16) * 16
-        per_round = max(1, self._staging_bytes // chunk_bytes)
+        runs = list(_runs(moves))
+        per_round = max(1, min(self._staging_bytes // chunk_bytes, len(runs)))
         buffer = self._buffer(table.on_device.device, stream, per_round * chunk_bytes)
         staging = buffer[: per_round * chunk_bytes].view(per_round, chunk_bytes)
-        runs = list(_runs(moves))
         for first in range(0, len(runs), per_round):
             some = runs[first : first + per_round]
             staged = np.concatenate([run for _, run in some])

@@ -18,7 +18,8 @@ from kvtier.errors import DeviceError
 __all__ = ["Driver"]
 
 _LIBRARY = "libcuda.so.1"
-_REGISTER_PORTABLE = 0x01  # pinned for every context of the process, not only the current one
+# Pinned for every context of the process, and mapped, so that kernels reach it.
+_REGISTER_PORTABLE_MAPPED = 0x01 | 0x02
 _PREFER_OVERLAP = 0x1
 
 
@@ -79,7 +80,10 @@ class Driver:
     def register(self, address: int, size: int) -> None:
         """Pins host memory; it must stay mapped until `unregister`."""
         self._call(
-            "cuMemHostRegister_v2", c_void_p(address), c_size_t(size), c_uint(_REGISTER_PORTABLE)
+            "cuMemHostRegister_v2",
+            c_void_p(address),
+            c_size_t(size),
+            c_uint(_REGISTER_PORTABLE_MAPPED),
         )
 
     def unregister(self, address: int) -> None:

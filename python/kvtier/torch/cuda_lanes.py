@@ -7,7 +7,8 @@ Order between the streams:
 * a job waits for the earlier jobs of other lanes that the engine names;
 * the compute stream waits for a load only where it is told to (`CudaCopy.before_compute`).
 
-Slots that are not pinned (yet, or at all) are copied through pageable memory.
+Slots that are not pinned (yet, or at all) are copied through pageable memory. A stream whose jobs
+go through staging has a buffer of up to 64 MiB on the device for it.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class CudaLanes:
         layouts: Sequence[GroupLayout],
         blocks_per_chunk: int,
     ) -> None:
-        """Starts to register the region, and measures the copy paths meanwhile.
+        """Measures the copy paths, then starts to register the region in the background.
 
         `slots` is the region as uint8 `(slots, slot_bytes)`. Raises `DeviceError` where there is
         no driver to register it with.
@@ -110,7 +111,6 @@ class CudaLanes:
                 for lane in Lane
             }
             driver = Driver()
-            self._pinned = PinnedRegion(slots, driver)
             self._fallbacks: list[CopyPath] = [PiecewiseCopy()]
             paths: list[CopyPath] = [BatchedMemcpy(driver, Driver.IN_STREAM_ORDER, Driver.ANY_TIME)]
             if _has_triton():
@@ -128,6 +128,8 @@ class CudaLanes:
                     stream.cuda_stream,
                     _timed_on_device,
                 )
+            # Not before: the driver makes others wait while it pins, which figures would show.
+            self._pinned = PinnedRegion(slots, driver)
 
     @property
     def pinned(self) -> PinnedRegion:
