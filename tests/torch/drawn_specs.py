@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvtier.torch import (
     AttentionSpec,
+    CanonicalKVCaches,
     ChunkedLocalSpec,
     EncoderOnlySpec,
     FullAttentionSpec,
@@ -131,6 +132,18 @@ def fill(cache: KVCache, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     for tensor in cache.canonical.tensors:
         tensor.copy_(torch.randint(-128, 128, tensor.shape, generator=draw, dtype=torch.int8))
+
+
+def read_page(caches: CanonicalKVCaches, group: int, layer: str, block: int) -> torch.Tensor:
+    """The page of one layer and block by way of the rows, int8 `(page_bytes,)`; gaps are zeros."""
+    nbytes = caches.groups[group].specs[layer].page_bytes
+    page = torch.zeros(nbytes, dtype=torch.int8, device=caches.device)
+    for ref in caches.refs[group]:
+        if ref.layer == layer:
+            row = caches.tensors[ref.tensor][block]
+            end = ref.page_offset + ref.nbytes
+            page[ref.page_offset : end] = row[ref.offset : ref.offset + ref.nbytes]
+    return page
 
 
 def pages_of(cache: KVCache, block: int) -> list[bytes]:

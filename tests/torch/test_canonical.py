@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.torch.drawn_specs import read_page
 
 from kvtier.errors import LayoutError, SharingError
 from kvtier.torch import (
@@ -64,8 +65,8 @@ def test_any_arrangement_in_memory_is_rows(
         assert tensor.shape[0] == BLOCKS
         assert tensor.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
     for block in range(BLOCKS):
-        assert torch.equal(caches.read_page(0, "a", block), page(a, block))
-        assert torch.equal(caches.read_page(0, "b", block), page(b, block))
+        assert torch.equal(read_page(caches, 0, "a", block), page(a, block))
+        assert torch.equal(read_page(caches, 0, "b", block), page(b, block))
 
 
 @settings(max_examples=200)
@@ -91,7 +92,7 @@ def test_strides_of_any_size_round_trip(data: st.DataObject) -> None:
     order = [named.index(axis) for axis in spec.parts[0].page_axes]
     for block in range(BLOCKS):
         expected = view.select(at, block).permute(order).contiguous().view(-1)
-        assert torch.equal(caches.read_page(0, "a", block), expected)
+        assert torch.equal(read_page(caches, 0, "a", block), expected)
     # Through the rows and back: everything that is not a page stays.
     before = memory.clone()
     for ref in caches.refs[0]:

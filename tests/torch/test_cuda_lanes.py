@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from tests.torch.drawn_specs import read_page
 
 from kvtier import Region
 from kvtier.errors import DeviceError
@@ -192,12 +193,12 @@ def test_groups_first_and_last_chunks_and_order_on_the_device() -> None:
     cache = allocate_kv_cache(specs, 16, "cuda")
     for tensor in cache.canonical.tensors:
         tensor.copy_(torch.randint(-128, 128, tensor.shape, dtype=torch.int8))
-    expected = [cache.canonical.read_page(1, "w", block).cpu() for block in (9, 3, 11)]
+    expected = [read_page(cache.canonical, 1, "w", block).cpu() for block in (9, 3, 11)]
     region = Region(4, 2 * cache.page_bytes)
     with TransferEngine(region, cache, 2) as engine:
         engine.store([9, 3, 11], [3, 1], group=1, first=1)
         engine.load([0, 1, 2], [3, 1], group=1, first=1)
         engine.store([0, 1, 2], [0, 2], group=1, first=1)
         engine.load([4, 5, 6], [0, 2], group=1, first=1, expedited=True).before_compute()
-        got = [cache.canonical.read_page(1, "w", block).cpu() for block in (4, 5, 6)]
+        got = [read_page(cache.canonical, 1, "w", block).cpu() for block in (4, 5, 6)]
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.torch.drawn_specs import BLOCKS, Drawn, caches, fill, pages_of
+from tests.torch.drawn_specs import BLOCKS, Drawn, caches, fill, pages_of, read_page
 
 from kvtier.errors import LayoutError, SharingError
 from kvtier.torch import (
@@ -38,7 +38,7 @@ def test_kernels_and_transfers_see_the_same_bytes(drawn: Drawn) -> None:
             assert view.untyped_storage().data_ptr() in storages  # never a copy
     for block in range(BLOCKS):
         through_rows = [
-            bytes(canonical.read_page(index, layer, block).view(torch.uint8).tolist())
+            bytes(read_page(canonical, index, layer, block).view(torch.uint8).tolist())
             for index, group in enumerate(cache.groups)
             for layer in group.specs
         ]
@@ -199,7 +199,7 @@ def test_kernel_blocks_are_views_of_the_same_bytes() -> None:
                 for kernel in range(4)
             )
             assert (
-                bytes(cache.canonical.read_page(0, "a", block).view(torch.uint8).tolist()) == page
+                bytes(read_page(cache.canonical, 0, "a", block).view(torch.uint8).tolist()) == page
             )
 
 

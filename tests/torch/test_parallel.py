@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.torch.drawn_specs import fill
+from tests.torch.drawn_specs import fill, read_page
 
 from kvtier import Region
 from kvtier.torch import (
@@ -121,8 +121,8 @@ def test_a_store_of_some_ranks_serves_any_other_number(
             slice_of(whole, wanted, layer, TensorParallel(readers, rank))
         for block in ids:
             for layer in whole.groups[group].specs:
-                got = cache.canonical.read_page(group, layer, block)
-                assert torch.equal(got, wanted.canonical.read_page(group, layer, block))
+                got = read_page(cache.canonical, group, layer, block)
+                assert torch.equal(got, read_page(wanted.canonical, group, layer, block))
 
 
 def test_one_rank_stores_the_very_bytes_of_a_cache_that_is_not_split() -> None:

@@ -127,6 +127,7 @@ def test_several_groups_are_one_job() -> None:
         parts = [GroupBlocks([1], [3], group=0, first=1), GroupBlocks([2, 0], [1], group=1)]
         job = engine.store_groups(parts)
         assert job.bytes == sum(map(len, expected))
+        engine.wait(job)
         fill(cache, 4)
         moved = [GroupBlocks([5], [3], group=0, first=1), GroupBlocks([6, 7], [1], group=1)]
         engine.wait(engine.load_groups(moved, expedited=True))
@@ -254,6 +255,7 @@ def test_a_cache_is_registered_once_and_before_the_first_transfer() -> None:
             with pytest.raises(TransferError, match="no KV cache is registered yet"):
                 verb([0], [0])
         engine.register(cache.canonical)
+        assert engine.chunk_bytes == cache.page_bytes
         engine.wait(engine.store([0], [0]))
         with pytest.raises(TransferError, match="registered already"):
             engine.register(cache)

@@ -60,29 +60,6 @@ class CanonicalKVCaches:
         """Where the cache lives."""
         return self.tensors[0].device
 
-    def page_bytes(self, layer: str) -> int:
-        """Bytes of the page of a layer that owns memory, without padding."""
-        for group in self.groups:
-            if layer in group.specs:
-                return group.specs[layer].page_bytes
-        raise LayoutError(f"layer {layer!r} owns no KV cache")
-
-    def read_page(self, group: int, layer: str, block: int) -> torch.Tensor:
-        """A copy of the page of one layer and block, int8 `(page_bytes,)`; gaps are zeros.
-
-        For checks and tools: it copies run by run.
-        """
-        page = torch.zeros(
-            self.groups[group].specs[layer].page_bytes, dtype=torch.int8, device=self.device
-        )
-        for ref in self.refs[group]:
-            if ref.layer == layer:
-                row = self.tensors[ref.tensor][block]
-                page[ref.page_offset : ref.page_offset + ref.nbytes] = row[
-                    ref.offset : ref.offset + ref.nbytes
-                ]
-        return page
-
 
 @dataclass(frozen=True, eq=False)
 class _Run:

@@ -191,7 +191,11 @@ class TransferEngine:
             )
         lanes = _open_lanes(self._region, caches, layouts, self._blocks_per_chunk)
         self._registered = _Registered(
-            caches, layouts, lanes, Ordering(caches.num_blocks, self._region.slots)
+            caches,
+            layouts,
+            lanes,
+            Ordering(caches.num_blocks, self._region.slots),
+            chunk_bytes,
         )
 
     @property
@@ -207,8 +211,7 @@ class TransferEngine:
     @property
     def chunk_bytes(self) -> int:
         """Bytes of one chunk of the widest group: what a slot must hold."""
-        layouts = self._opened().layouts
-        return max(layout.block_bytes for layout in layouts) * self._blocks_per_chunk
+        return self._opened().chunk_bytes
 
     def store(
         self,
@@ -362,6 +365,7 @@ class _Registered:
     layouts: tuple[GroupLayout, ...]
     lanes: TransferLanes[Any]
     ordering: Ordering
+    chunk_bytes: int
 
 
 def _integers(name: str, ids: ArrayLike | torch.Tensor, device: torch.device) -> NDArray[np.int64]:
