@@ -211,6 +211,8 @@ def refusals() -> list[tuple[Callable[[BlockTables], object], str]]:
         (lambda t: t.gather([0, 1], 1), "2 requests padded to 1 rows"),
         (lambda t: t.gather([0], 5), "1 requests padded to 5 rows: there are 4"),
         (lambda t: t.stage_step([0], None, TOKENS + 1), "25 tokens.*room for 24"),
+        (lambda t: t.step([0, 1], starts, positions), "2 requests need 3 query_starts, not 2"),
+        (lambda t: t.step([1], starts.long(), positions), "query_starts is torch.int64"),
         (lambda t: t.run_step(starts.long(), positions), "query_starts is torch.int64"),
         (lambda t: t.run_step(starts, positions.int()), "positions is torch.int32"),
         (lambda t: t.run_step(starts.to("meta"), positions), "on meta, but must be torch.int32"),

@@ -248,8 +248,13 @@ class BlockTables:
         size + offset` of each token in the group's kernel blocks, or `PAD_SLOT`. Raises
         `LayoutError` as `gather` does, and for tensors of another type or device.
         """
+        self._check_inputs(query_starts, positions)
+        if len(query_starts) <= len(rows):
+            raise LayoutError(
+                f"{len(rows)} requests need {len(rows) + 1} query_starts, not {len(query_starts)}"
+            )
         count, tokens = self.stage_step(rows, padded_rows, padded_tokens or len(positions))
-        self.run_step(query_starts, positions)
+        self._runner.run(gather=True, query_starts=query_starts, positions=positions)
         return tuple(table[:count] for table in self._state.batch), self._state.slots[:, :tokens]
 
     def stage_step(
@@ -270,7 +275,14 @@ class BlockTables:
         return count, padded_tokens
 
     def run_step(self, query_starts: torch.Tensor, positions: torch.Tensor) -> None:
-        """The device's half of `step`: one launch; allocates nothing and waits for nothing."""
+        """The device's half of `step`: one launch; allocates nothing and waits for nothing.
+
+        `query_starts` has an entry more than the batch has requests, or more than that.
+        """
+        self._check_inputs(query_starts, positions)
+        self._runner.run(gather=True, query_starts=query_starts, positions=positions)
+
+    def _check_inputs(self, query_starts: torch.Tensor, positions: torch.Tensor) -> None:
         for name, tensor, dtype in (
             ("query_starts", query_starts, torch.int32),
             ("positions", positions, torch.int64),
@@ -280,7 +292,6 @@ class BlockTables:
                     f"{name} is {tensor.dtype} on {tensor.device}, but must be {dtype} on "
                     f"{self.device}"
                 )
-        self._runner.run(gather=True, query_starts=query_starts, positions=positions)
 
     def _upload(self, batch: NDArray[np.int64], padded_rows: int, padded_tokens: int) -> None:
         """Brings staged blocks and the batch to the device; more than fits goes ahead."""

@@ -179,7 +179,8 @@ def step_tables(  # type: ignore[no-untyped-def]
                 maps = tl.load(about + 6)
                 dealt = tl.load(about + 7)
                 token = tl.load(query_starts + request)
-                end = tl.load(query_starts + request + 1)
+                # What the batch says must not lead behind the end of the slots.
+                end = tl.minimum(tl.load(query_starts + request + 1), slots_stride)
                 while token < end:
                     place = token + lane
                     local = tl.load(positions + place, mask=place < end, other=0)
