@@ -132,6 +132,27 @@ def test_a_path_moves_what_the_copier_moves(
             assert same(ours, theirs)
 
 
+@pytest.mark.parametrize("name", list(MAKE))
+def test_a_slot_may_be_loaded_twice(name: str) -> None:
+    table = small_table()
+    slots = torch.arange(2 * 96, dtype=torch.uint8).view(2, 96)
+    moves = Moves(
+        np.array([0, 1, 2, 3]),
+        np.array([1, 1, 0]),
+        to_slots=False,
+        num_blocks=8,
+        num_slots=2,
+        blocks_per_chunk=2,
+        first=1,
+    )
+    copy(MAKE[name](), table, moves, slots)
+    loaded = table.tensors[0].view(torch.uint8)[:4]
+    places = [slots[1, 48:], slots[1, :48], slots[1, 48:], slots[0, :48]]
+    for row, place in zip(loaded, places, strict=True):
+        assert torch.equal(row[:32], place[:32])
+        assert torch.equal(row[48:], place[32:])
+
+
 def small_table() -> GroupTable:
     pieces = (Piece(0, 0, 32, 0), Piece(0, 48, 16, 32))
     return GroupTable([torch.zeros(8, 64, dtype=torch.int8)], GroupLayout(48, pieces), 2)

@@ -250,29 +250,18 @@ class StagedCopy:
             some = runs[first : first + per_round]
             staged = np.concatenate([run for _, run in some])
             staged[:, _SLOT] = np.repeat(np.arange(len(some)), [len(run) for _, run in some])
-
-            def across(some: list[tuple[int, NDArray[np.int64]]] = some) -> None:
-                for row, (slot, run) in enumerate(some):
-                    low = int(run[0, _POSITION]) * block_bytes
-                    high = (int(run[-1, _POSITION]) + 1) * block_bytes
-                    here, there = staging[row, low:high], slots[slot, low:high]
-                    if to_slots:
-                        there.copy_(here, non_blocking=True)
-                    else:
-                        here.copy_(there, non_blocking=True)
-
-            def gather(staged: NDArray[np.int64] = staged) -> None:
-                self._kernel.copy(
-                    table,
-                    staged,
-                    staging,
-                    to_slots=to_slots,
-                    sources_ready=sources_ready,
-                    stream=stream,
-                )
-
-            for step in (gather, across) if to_slots else (across, gather):
-                step()
+            if not to_slots:
+                _cross(some, slots, staging, block_bytes, to_slots=False)
+            self._kernel.copy(
+                table,
+                staged,
+                staging,
+                to_slots=to_slots,
+                sources_ready=sources_ready,
+                stream=stream,
+            )
+            if to_slots:
+                _cross(some, slots, staging, block_bytes, to_slots=True)
 
     def _buffer(self, device: torch.device, stream: int, size: int) -> torch.Tensor:
         """One buffer a stream: copies of one stream never use it at the same time."""
@@ -319,13 +308,32 @@ class PiecewiseCopy:
                     page.copy_(chunk, non_blocking=True)
 
 
+def _cross(
+    runs: Sequence[tuple[int, NDArray[np.int64]]],
+    slots: torch.Tensor,
+    staging: torch.Tensor,
+    block_bytes: int,
+    *,
+    to_slots: bool,
+) -> None:
+    """Queues one copy a chunk between row `i` of the staging buffer and the slot of run `i`."""
+    for row, (slot, run) in enumerate(runs):
+        positions = run[:, _POSITION]
+        low, high = int(positions.min()) * block_bytes, (int(positions.max()) + 1) * block_bytes
+        here, there = staging[row, low:high], slots[slot, low:high]
+        if to_slots:
+            there.copy_(here, non_blocking=True)
+        else:
+            here.copy_(there, non_blocking=True)
+
+
 def _word(common: int) -> int:
     """The widest alignment that the kernel knows of which `common` is a multiple."""
     return next(size for size in (16, 4, 1) if common % size == 0)
 
 
 def _runs(moves: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Slot and moves of every chunk: moves of a chunk follow each other, by rising position."""
+    """Slot and moves of every chunk; a slot that is loaded twice in a row is one."""
     if not len(moves):
         return
     bounds = np.flatnonzero(np.diff(moves[:, _SLOT])) + 1
