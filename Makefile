@@ -98,6 +98,17 @@ lint-python: setup ## Run ruff, mypy --strict and stubtest against the extension
 test-python: setup ## Run pytest on the installed wheel (PYTEST_ARGS=...)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# On a machine with a GPU and an installed wheel: nothing is built, and .venv is not needed.
+PYTHON_WITH_WHEEL = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+
+.PHONY: test-gpu
+test-gpu: ## Run the GPU tests with the wheel that is installed; builds nothing
+	$(PYTHON_WITH_WHEEL) benches/gpu.py --tests
+
+.PHONY: bench-gpu
+bench-gpu: ## Measure transfers and block tables on the GPU, with the installed wheel
+	$(PYTHON_WITH_WHEEL) benches/gpu.py --figures
+
 .PHONY: bench
 bench: setup ## Run the criterion benchmarks and the index from Python
 	cargo bench --locked --workspace

@@ -26,6 +26,7 @@ __all__ = [
     "HostCopier",
     "LogLines",
     "Manager",
+    "Moves",
     "PreparedStore",
     "Region",
     "TierJob",
@@ -218,32 +219,67 @@ class Manager:
         """Walks every invariant of the index; raises `InvariantError` on the first broken one."""
 
 @final
-class HostCopier:
-    """Copies chunks between paged KV cache tensors in host memory and the slots of a region.
+class Moves:
+    """Which block goes to, or comes from, which place of which slot; checked when it is made.
 
-    `pages` holds one writable buffer per canonical tensor: int8 or uint8, shape
-    `(num_blocks, page_bytes)`, rows contiguous, any positive row stride. It is kept alive. A
-    slot holds a chunk as `[tensor][block of the chunk][page_bytes]`, densely from its start.
-    Raises `TransferError` when a slot is too small for a chunk.
+    Block `i` of `block_ids` is at place `first + i`, counted over the chunks of `slots` one after
+    the other, so the first and the last chunk may be partial. Both are C-contiguous int64 arrays
+    of one dimension. Raises `TransferError` for a block or slot that does not exist, a number of
+    slots that does not fit, and a destination given twice: a slot where `to_slots`, else a block.
+    """
+
+    def __new__(
+        cls,
+        block_ids: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        *,
+        to_slots: bool,
+        num_blocks: int,
+        num_slots: int,
+        blocks_per_chunk: int,
+        first: int = 0,
+    ) -> Moves: ...
+    def __len__(self) -> int: ...
+    @property
+    def to_slots(self) -> bool: ...
+    @property
+    def block_ids(self) -> NDArray[np.int64]:
+        """Of every move, a copy."""
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """Of every move, a copy."""
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """The place in the slot's chunk of every move, a copy."""
+
+@final
+class HostCopier:
+    """Copies blocks between KV cache tensors in host memory and the slots of a region.
+
+    `rows` holds one writable buffer per canonical tensor: int8 or uint8, shape
+    `(num_blocks, bytes)`, rows contiguous, any positive row stride. It is kept alive. `groups`
+    has for each group the bytes of a block in a chunk, and its pieces `(tensor, offset in the
+    row, bytes, offset in the block, turns, turn)`: of `turns` ranks with the same bytes, this one
+    stores every `turns`-th place. A slot holds its chunk's blocks one behind the other.
+    `threads=0`: as many as the machine has, at most 8. Raises `TransferError` when a slot is too
+    small for a chunk or a piece does not fit.
     """
 
     def __new__(
         cls,
         region: Region,
-        pages: Sequence[Buffer],
-        blocks_per_chunk: int,
+        rows: Sequence[Buffer],
+        groups: Sequence[tuple[int, Sequence[tuple[int, int, int, int, int, int]]]],
         *,
+        blocks_per_chunk: int,
         threads: int = 0,
     ) -> HostCopier: ...
-    @property
-    def chunk_bytes(self) -> int: ...
-    def store(self, block_ids: NDArray[np.int64], slots: NDArray[np.uint32]) -> int:
-        """Blocks to slots. `block_ids` has shape `(chunks, blocks_per_chunk)`. Returns bytes.
+    def run(self, group: int, moves: Moves) -> int:
+        """Makes the moves without the interpreter's lock; returns the bytes it copied.
 
-        The caller owns the slots (`prepare_store`). Ids are checked before any byte moves.
+        The caller owns the destination (`prepare_store`, or blocks of its own), and nobody writes
+        the source meanwhile. Raises `TransferError` for moves made for other sizes.
         """
-    def load(self, block_ids: NDArray[np.int64], slots: NDArray[np.uint32]) -> int:
-        """Slots to blocks; a destination block given twice is refused."""
 
 @final
 class Trace:

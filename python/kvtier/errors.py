@@ -10,6 +10,7 @@ from __future__ import annotations
 __all__ = [
     "ClosedError",
     "ConfigError",
+    "DeviceError",
     "DuplicateKeyError",
     "ForkError",
     "InvariantError",
@@ -104,3 +105,7 @@ class PoolExhaustedError(KvTierError, RuntimeError):
 
 class TransferError(KvTierError, ValueError):
     """A transfer that was refused before any byte moved."""
+
+
+class DeviceError(KvTierError, RuntimeError):
+    """The GPU or its driver refused a call; the driver's own code is in the message."""

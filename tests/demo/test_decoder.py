@@ -9,7 +9,7 @@ from kvtier.demo.decoder import Decoder, DecoderConfig
 from kvtier.demo.options import ModelSizes
 from kvtier.demo.workload import VOCABULARY
 from kvtier.errors import LayoutError
-from kvtier.torch import BlockTables, KVCache, allocate_kv_cache
+from kvtier.torch import BlockTables, KVCache, TableGroup, allocate_kv_cache
 
 BLOCK, TILE = 4, 16
 SMALL = DecoderConfig(
@@ -34,9 +34,8 @@ class Paged:
         self.blocks = list(range(2 * tokens // BLOCK))
         random.Random(seed).shuffle(self.blocks)
         self.cache: KVCache = allocate_kv_cache(config.kv_specs(BLOCK), len(self.blocks), "cpu")
-        self.tables = BlockTables(1, len(self.blocks), BLOCK, "cpu")
-        self.tables.append(0, self.blocks)
-        self.tables.apply()
+        self.tables = BlockTables([TableGroup(BLOCK, len(self.blocks))], 1, TILE, "cpu")
+        self.tables.append(0, [self.blocks])
 
     def answer(self, prompt: list[int], start: int, count: int) -> tuple[torch.Tensor, list[int]]:
         """Logits of every answered position `(count, vocabulary)`, and the greedy tokens."""
@@ -100,13 +99,17 @@ def test_reuse_of_tiles_is_bit_identical(reused_tiles: int) -> None:
     whole, part = Paged(SMALL, 128, seed=1), Paged(SMALL, 128, seed=2)
     logits, tokens = whole.answer(prompt, 0, 8)
     count = reused_tiles * TILE // BLOCK
-    for source, target in zip(whole.cache.canonical, part.cache.canonical, strict=True):
+    for source, target in zip(
+        whole.cache.canonical.tensors, part.cache.canonical.tensors, strict=True
+    ):
         target[part.blocks[:count]] = source[whole.blocks[:count]]
     again, same_tokens = part.answer(prompt, reused_tiles * TILE, 8)
     assert same_tokens == tokens
     assert torch.equal(again, logits)
     full = (len(prompt) + 7) // BLOCK
-    for left, right in zip(whole.cache.canonical, part.cache.canonical, strict=True):
+    for left, right in zip(
+        whole.cache.canonical.tensors, part.cache.canonical.tensors, strict=True
+    ):
         assert torch.equal(left[whole.blocks[:full]], right[part.blocks[:full]])
 
 
@@ -130,7 +133,7 @@ def test_one_wrong_byte_changes_the_output() -> None:
 
     chooser = random.Random(7)
     for _ in range(10):
-        page = paged.cache.canonical[chooser.randrange(config.layers)]
+        page = paged.cache.canonical.tensors[chooser.randrange(config.layers)]
         page = page[paged.blocks[chooser.randrange(reused // BLOCK)]]
         elements = page.view(torch.float32)
         # Byte 1 of a little-endian float32 is mantissa: a change of less than a percent.

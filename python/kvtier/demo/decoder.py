@@ -158,16 +158,21 @@ class Decoder:
             raise LayoutError(
                 f"position {end - 1} is behind the last one, {self.config.max_tokens - 1}"
             )
-        block_size = kv_cache.block_size
-        slots = tables.slot_mapping(row, range(first, end))
+        block_size = kv_cache.groups[0].block_size
+        covered = tables.num_blocks(row) * block_size
+        if end > covered:
+            raise LayoutError(f"row {row} covers {covered} positions, but {end} are needed")
+        starts = torch.tensor([0, len(tokens)], dtype=torch.int32, device=self.device)
+        positions = torch.arange(first, end, device=self.device)
+        (table,), (slots,) = tables.step([row], starts, positions)
         where = (slots // block_size, slots % block_size)
-        context = tables.gather([row])[0, : -(-end // block_size)]
+        context = table[0, : -(-end // block_size)]
         mask = self._mask(first, end)
         cos, sin = self._cos[first:end], self._sin[first:end]
         ids = torch.tensor(tokens, dtype=torch.int64).to(self.device)
         hidden = self._embedding[ids]
         for name, layer in zip(self.config.layer_names(), self._layers, strict=True):
-            view = kv_cache.layer_views[name]
+            view = kv_cache.view(name)
             normed = _rms_norm(hidden, layer.norm_attention)
             mixed = self._attend(normed, layer, view, where, context, end, mask, cos, sin)
             hidden = hidden + mixed

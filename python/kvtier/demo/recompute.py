@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kvtier.demo.decoder import Decoder
-from kvtier.torch import BlockTables, KVCache
+from kvtier.torch import BlockTables, KVCache, TableGroup
 
 __all__ = ["Recomputation", "Recomputer", "first_byte_difference"]
 
@@ -31,9 +31,9 @@ class Recomputer:
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._tile = tile
-        self._tables = BlockTables(1, kv_cache.num_blocks, kv_cache.block_size, kv_cache.device)
-        self._tables.append(0, range(kv_cache.num_blocks))
-        self._tables.apply()
+        table = TableGroup(kv_cache.groups[0].block_size, kv_cache.num_blocks)
+        self._tables = BlockTables([table], 1, tile, kv_cache.device)
+        self._tables.append(0, [range(kv_cache.num_blocks)])
 
     def check(
         self,
@@ -47,7 +47,7 @@ class Recomputer:
         `block_ids` are the blocks of the restored turn in `kv_cache`, still held. All bytes of
         all full blocks are compared: what was restored and what was computed behind it.
         """
-        for tensor in self._kv_cache.canonical:
+        for tensor in self._kv_cache.canonical.tensors:
             tensor.zero_()
         if self._kv_cache.device.type == "cuda":
             torch.cuda.synchronize(self._kv_cache.device)
@@ -59,7 +59,7 @@ class Recomputer:
             logits = self._decoder.decode(again[-1], position, self._kv_cache, self._tables, 0)
             again.append(int(logits.argmax()))
         # The last token was answered but never fed back, so it has no KV.
-        full = (len(prompt) + len(tokens) - 1) // kv_cache.block_size
+        full = (len(prompt) + len(tokens) - 1) // kv_cache.groups[0].block_size
         return Recomputation(
             ttft_s=ttft,
             token_difference=_first_token_difference(tokens, again),
@@ -82,12 +82,16 @@ def first_byte_difference(
     """Names layer, block and byte of the first difference between two lists of blocks."""
     left_index = torch.tensor(list(left_ids), device=left.device)
     right_index = torch.tensor(list(right_ids), device=right.device)
-    for layer, ours, theirs in zip(left.owners, left.canonical, right.canonical, strict=True):
-        a, b = ours.index_select(0, left_index), theirs.index_select(0, right_index)
+    ours, theirs = left.canonical, right.canonical
+    for ref, other in zip(ours.refs[0], theirs.refs[0], strict=True):
+        a, b = (
+            caches.tensors[part.tensor].index_select(0, index)[:, part.offset :][:, : part.nbytes]
+            for caches, part, index in ((ours, ref, left_index), (theirs, other, right_index))
+        )
         if not torch.equal(a, b):
             block, byte = (int(index) for index in (a != b).nonzero()[0])
             return (
-                f"layer {layer}, block {block}, byte {byte}: {int(a[block, byte]) & 0xFF:#04x}, "
-                f"recomputed {int(b[block, byte]) & 0xFF:#04x}"
+                f"layer {ref.layer}, block {block}, byte {byte}: "
+                f"{int(a[block, byte]) & 0xFF:#04x}, recomputed {int(b[block, byte]) & 0xFF:#04x}"
             )
     return None

@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from kvtier.demo.serving import ChatServer
 from kvtier.demo.workload import VOCABULARY
 from kvtier.errors import ConfigError
 from kvtier.keys import HASH_NAME
-from kvtier.torch import TransferEngine, allocate_kv_cache
+from kvtier.torch import CacheGroup, TransferEngine, allocate_kv_cache, layout_identity
 
 __all__ = ["run_demo"]
 
@@ -80,7 +80,7 @@ def run_demo(
             # `prepare_store` has no room) and not have them shed.
             "max_queued_bytes": region.nbytes,
         }
-        manager = Manager(region, [tier], namespace=_namespace(config, plan))
+        manager = Manager(region, [tier], namespace=_namespace(config, plan, kv_cache.groups))
         stack.callback(manager.shutdown)
         warm_chunks = int(manager.stats()["tiers"][_TIER]["chunks"])
         transfers = stack.enter_context(TransferEngine(region, kv_cache, options.blocks_per_chunk))
@@ -185,7 +185,7 @@ def _store_directory(asked: Path | None) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def _namespace(config: DecoderConfig, plan: DemoPlan) -> str:
+def _namespace(config: DecoderConfig, plan: DemoPlan, groups: Sequence[CacheGroup]) -> str:
     """Canonical JSON of everything that changes a bit of the KV cache."""
     options = plan.options
     device = "cpu"
@@ -203,10 +203,7 @@ def _namespace(config: DecoderConfig, plan: DemoPlan) -> str:
             "rope_base": config.rope_base,
             "weights_seed": config.seed,
         },
-        "dtype": "float32",
-        "layout": "layer,block,kv,token,head,dim",
-        "block_size": options.block_size,
-        "blocks_per_chunk": options.blocks_per_chunk,
+        "layout": layout_identity(groups, options.blocks_per_chunk),
         "hash": {"name": HASH_NAME, "seed": ""},
         "torch": str(torch.__version__),
         "threads": plan.threads,

@@ -19,7 +19,7 @@ from kvtier.demo.decoder import Decoder
 from kvtier.demo.records import CopyTotals
 from kvtier.errors import KeyStateError
 from kvtier.keys import hash_blocks, make_offload_key
-from kvtier.torch import BlockPool, BlockTables, KVCache, TransferEngine
+from kvtier.torch import BlockPool, BlockTables, KVCache, TableGroup, TransferEngine
 
 __all__ = ["ChatServer", "ServedTurn"]
 
@@ -60,8 +60,10 @@ class ChatServer:
         self._transfers = transfers
         self._manager = manager
         self._chunk_blocks = transfers.blocks_per_chunk
-        self._chunk_tokens = self._chunk_blocks * kv_cache.block_size
-        self._tables = BlockTables(1, kv_cache.num_blocks, kv_cache.block_size, kv_cache.device)
+        block_size = kv_cache.groups[_GROUP].block_size
+        self._chunk_tokens = self._chunk_blocks * block_size
+        table = TableGroup(block_size, kv_cache.num_blocks)
+        self._tables = BlockTables([table], 1, self._chunk_tokens, kv_cache.device)
         # A prefix may be longer than the primary tier. Half of it at a time leaves room for
         # slots that a cascade still pins.
         self._window = max(1, manager.region.slots // 2)
@@ -75,7 +77,7 @@ class ChatServer:
         Raises `PoolExhaustedError` when the GPU pool has no room for the turn.
         """
         began = time.perf_counter()
-        block_size = self.kv_cache.block_size
+        block_size = self.kv_cache.groups[_GROUP].block_size
         chunks = len(prompt) // self._chunk_tokens
         hashes = hash_blocks(prompt, block_size)[: chunks * self._chunk_blocks]
         keys = [
@@ -90,8 +92,7 @@ class ChatServer:
         total_blocks = -(-(len(prompt) + new_tokens) // block_size)
         held += self.pool.allocate(total_blocks - len(held))
         self._tables.clear(_ROW)
-        self._tables.append(_ROW, held)
-        self._tables.apply()
+        self._tables.append(_ROW, [held])
         # The host's copy of what the GPU has must not look unused, or it goes first.
         self._manager.touch(request, keys[:on_gpu])
 

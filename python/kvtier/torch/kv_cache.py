@@ -1,51 +1,98 @@
-"""Allocates the paged KV cache and shows it twice: to attention, and to transfers.
+"""Allocates the paged KV cache and shows it twice: to kernels, and to transfers.
 
-The storage of a layer is `(num_blocks, *page_shape)`, so that the page of one block is one
-contiguous run of bytes. Attention sees `layer_views`, transfers see `canonical`: int8 of
-shape `(num_blocks, page_bytes)`. Both are views of the same storage, never a copy.
+Kernels see `layer_views`, in the axes that the layer's spec names; transfers see `canonical`,
+int8 rows. Both are views of the same storage, never a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from kvtier.errors import LayoutError, SharingError
-from kvtier.torch.sharing import resolve_sharing
+from kvtier.errors import LayoutError
+from kvtier.torch.canonical import CanonicalKVCaches, register_kv_caches
+from kvtier.torch.groups import CacheGroup
+from kvtier.torch.plan import KVCachePlan, plan_kv_cache
 from kvtier.torch.specs import LayerSpec
 
-__all__ = ["KVCache", "allocate_kv_cache"]
+__all__ = ["KVCache", "LayerView", "allocate", "allocate_kv_cache"]
+
+LayerView = torch.Tensor | tuple[torch.Tensor, ...]
+"""What a kernel gets of a layer: one tensor, or one a part (data and scales, Mamba states)."""
 
 
 @dataclass(frozen=True)
 class KVCache:
-    """The KV cache of one group of layers, `num_blocks` blocks of `block_size` tokens."""
+    """A KV cache of `num_blocks` blocks; made by `allocate`."""
 
-    num_blocks: int
-    block_size: int
-    layer_views: dict[str, torch.Tensor]
-    """What attention indexes, by layer; layers that share have the very same tensor."""
-    canonical: list[torch.Tensor]
-    """int8 `(num_blocks, page_bytes)`, one for every storage, in the order of `owners`."""
-    owners: list[str]
-    """The layer that owns each canonical tensor."""
+    plan: KVCachePlan
+    layer_views: dict[str, LayerView]
+    """By layer; layers that share have the very same tensors."""
+    canonical: CanonicalKVCaches
+    """What transfers move."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache; a block belongs to one group at a time."""
+        return self.plan.num_blocks
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The groups, in the order of their indices."""
+        return self.plan.groups
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one block over all storages."""
-        return sum(tensor.shape[1] for tensor in self.canonical)
+        """Bytes of one block of the widest group: what a slot needs for each block of a chunk."""
+        return max(group.page_bytes for group in self.groups)
+
+    def view(self, layer: str) -> torch.Tensor:
+        """The one tensor of a layer; raises `LayoutError` for a layer that has several."""
+        view = self.layer_views[layer]
+        if isinstance(view, torch.Tensor):
+            return view
+        raise LayoutError(f"layer {layer!r} has {len(view)} tensors: see layer_views")
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole cache; shared layers count once."""
-        return self.num_blocks * self.page_bytes
+        """Bytes of the storage; shared layers and groups that lie over each other count once."""
+        return self.plan.nbytes
 
     @property
     def device(self) -> torch.device:
         """Where the cache lives."""
-        return self.canonical[0].device
+        return self.canonical.device
+
+
+def allocate(plan: KVCachePlan, device: torch.device | str) -> KVCache:
+    """Allocates zeroed storage for `plan`, and every layer's view of it.
+
+    A group whose kernel blocks are smaller than its blocks has views with that many more and
+    smaller blocks. Raises what torch raises when the memory can not be had.
+    """
+    storages = [torch.zeros(size, dtype=torch.int8, device=device) for size in plan.storage_bytes]
+    views: dict[str, LayerView] = {}
+    for group in plan.groups:
+        ratio = group.blocks_per_kv_block
+        for name in group.specs:
+            place, spec = plan.placements[name], group.kernel_spec(name)
+            count, stride = plan.num_blocks * ratio, place.stride // ratio
+            parts = tuple(
+                part.view_of(
+                    storages[place.storage],
+                    count,
+                    place.offset + start * (count if part.is_split else 1),
+                    stride,
+                )
+                for part, (start, _) in zip(spec.parts, spec.part_ranges(), strict=True)
+            )
+            views[name] = parts if len(parts) > 1 else parts[0]
+        for name, owner in group.sharing.items():
+            views[name] = views[owner]
+    canonical = register_kv_caches(plan.groups, plan.num_blocks, views)
+    return KVCache(plan=plan, layer_views=views, canonical=canonical)
 
 
 def allocate_kv_cache(
@@ -54,50 +101,15 @@ def allocate_kv_cache(
     device: torch.device | str,
     *,
     shared: Mapping[str, str] | None = None,
+    packed: bool = False,
+    kernel_block_sizes: Sequence[int | None] | None = None,
 ) -> KVCache:
-    """Allocates zeroed storage for every layer that owns one.
-
-    `shared` maps a layer to the layer whose KV cache it uses (see `resolve_sharing`). A
-    sharing layer may have a spec, which must then equal the owner's, or none.
-
-    Raises `LayoutError` when there is no layer, `num_blocks` is below 1, block sizes differ or
-    a sharing layer has another spec than its owner; `SharingError` for cycles and unknown
-    targets.
-    """
-    shared = shared or {}
-    if not specs:
-        raise LayoutError("a KV cache needs the spec of one layer or more, but got none")
-    if num_blocks < 1:
-        raise LayoutError(f"num_blocks is {num_blocks}, but must be 1 or more")
-    owner_of = resolve_sharing([*specs, *(layer for layer in shared if layer not in specs)], shared)
-    for layer, owner in owner_of.items():
-        if owner not in specs:
-            raise SharingError(f"layer {owner!r} owns the KV cache of {layer!r}, but has no spec")
-        if layer in specs and specs[layer] != specs[owner]:
-            raise LayoutError(
-                f"layer {layer!r} shares the KV cache of {owner!r}, but their specs differ: "
-                f"{specs[layer]} and {specs[owner]}"
-            )
-    owners = [layer for layer in specs if owner_of[layer] == layer]
-    block_size = specs[owners[0]].block_size
-    for owner in owners:
-        if specs[owner].block_size != block_size:
-            raise LayoutError(
-                f"layers of one group need one block size, but {owners[0]!r} has {block_size} "
-                f"and {owner!r} has {specs[owner].block_size}"
-            )
-    views: dict[str, torch.Tensor] = {}
-    canonical: list[torch.Tensor] = []
-    for owner in owners:
-        spec = specs[owner]
-        raw = torch.zeros((num_blocks, spec.page_bytes), dtype=torch.int8, device=device)
-        canonical.append(raw)
-        pages = raw.view(-1).view(spec.dtype).view(num_blocks, *spec.page_shape)
-        views[owner] = spec.layer_view(pages)
-    return KVCache(
+    """Plans and allocates at once; see `plan_kv_cache` for the arguments and the errors."""
+    plan = plan_kv_cache(
+        specs,
         num_blocks=num_blocks,
-        block_size=block_size,
-        layer_views={layer: views[owner] for layer, owner in owner_of.items()},
-        canonical=canonical,
-        owners=owners,
+        shared=shared,
+        packed=packed,
+        kernel_block_sizes=kernel_block_sizes,
     )
+    return allocate(plan, device)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from kvtier.errors import SharingError
 
-__all__ = ["resolve_sharing"]
+__all__ = ["chain_text", "resolve_sharing"]
 
 
 def resolve_sharing(layers: Iterable[str], shared: Mapping[str, str]) -> dict[str, str]:
@@ -33,11 +33,11 @@ def resolve_sharing(layers: Iterable[str], shared: Mapping[str, str]) -> dict[st
         current = layer
         while current not in owners:
             if current in chain:
-                raise SharingError(f"layers share in a cycle: {_chain_text([*chain, current])}")
+                raise SharingError(f"layers share in a cycle: {chain_text(layer, shared)}")
             if current not in names:
                 raise SharingError(
                     f"layer {current!r} does not exist, but its KV cache is shared: "
-                    f"{_chain_text([*chain, current])}"
+                    f"{chain_text(layer, shared)}"
                 )
             chain[current] = None
             if current not in shared:
@@ -49,5 +49,11 @@ def resolve_sharing(layers: Iterable[str], shared: Mapping[str, str]) -> dict[st
     return {layer: owners[layer] for layer in names}
 
 
-def _chain_text(chain: list[str]) -> str:
+def chain_text(layer: str, shared: Mapping[str, str]) -> str:
+    """`a -> b -> c`: the layers from `layer` to its owner, or once around a cycle."""
+    chain = [layer]
+    while chain[-1] in shared:
+        chain.append(shared[chain[-1]])
+        if chain[-1] in chain[:-1]:
+            break
     return " -> ".join(chain)

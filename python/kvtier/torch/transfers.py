@@ -1,25 +1,39 @@
 """Moves chunks between the paged KV cache and the slots of the primary region.
 
-A slot holds a chunk as `[tensor][block of the chunk][page_bytes]`, densely from its start,
-whatever the device, so a chunk that a CPU run stored can be loaded by a GPU run. `TransferEngine`
-checks every id before any byte moves and hands the work to the lane of the device:
-`kvtier.torch.host_lane` for CPU tensors, `kvtier.torch.cuda_lane` for CUDA tensors.
+`TransferEngine` checks every id before any byte moves, orders jobs that touch the same blocks or
+slots, and hands the work to the lanes of the device: `kvtier.torch.host_lanes` for CPU tensors,
+`kvtier.torch.cuda_lanes` for CUDA tensors. Both write the same bytes, so a chunk that a CPU run
+stored can be loaded by a GPU run; `kvtier.torch.chunk_layout` says which.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from kvtier._kvtier import Region
-from kvtier.errors import ClosedError, TransferError
+from kvtier._kvtier import Moves, Region
+from kvtier.errors import ClosedError, ForkError, TransferError
+from kvtier.torch.canonical import CanonicalKVCaches
+from kvtier.torch.chunk_layout import GroupLayout, TensorParallel, chunk_layout
 from kvtier.torch.kv_cache import KVCache
+from kvtier.torch.ordering import Lane, Ordering
 
-__all__ = ["TransferEngine", "TransferJob", "TransferLane", "region_tensor"]
+__all__ = [
+    "GroupBlocks",
+    "LaneCopy",
+    "TransferEngine",
+    "TransferJob",
+    "TransferLanes",
+    "region_tensor",
+]
 
 
 def region_tensor(region: Region) -> torch.Tensor:
@@ -30,108 +44,240 @@ def region_tensor(region: Region) -> torch.Tensor:
     return torch.frombuffer(region, dtype=torch.uint8).view(region.slots, region.slot_bytes)
 
 
-class TransferJob(Protocol):
-    """One batch of chunks on its way; `TransferEngine.wait` completes it."""
+@dataclass(frozen=True)
+class GroupBlocks:
+    """Consecutive blocks of one request in one group, and the slots of their chunks.
+
+    Block `i` is at place `first + i`, counted over the chunks of `slots` one after the other. So
+    the first chunk lacks its first `first` blocks, and the last one what is behind the last
+    block. There are as many slots as chunks with a block in them.
+    """
+
+    block_ids: ArrayLike | torch.Tensor
+    slots: ArrayLike
+    group: int = 0
+    first: int = 0
+
+
+class LaneCopy(Protocol):
+    """One job on its lane."""
+
+    @property
+    def seconds(self) -> float:
+        """Time the copy took, without the time it was queued; waits for it."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the copy raised, if it failed; waits for it."""
+
+    def done(self) -> bool:
+        """Whether the copy has ended; never waits."""
+
+    def wait(self) -> None:
+        """Waits for the copy; raises what it raised."""
+
+    def before_compute(self) -> None:
+        """Orders the copy before what the device computes next."""
+
+
+_CopyT = TypeVar("_CopyT", bound=LaneCopy)
+
+
+class TransferLanes(Protocol[_CopyT]):
+    """The part of a transfer engine that depends on the device. Ids are checked already."""
+
+    def submit(
+        self, lane: Lane, parts: Sequence[tuple[int, Moves]], after: Sequence[_CopyT]
+    ) -> _CopyT:
+        """Queues `(group, moves)` pairs behind the lane's jobs, and behind `after`."""
+
+    def close(self) -> None:
+        """Waits for queued copies and gives resources back. Idempotent."""
+
+
+class TransferJob:
+    """One transfer on its way; made by `TransferEngine.store` and `load`."""
+
+    def __init__(self, number: int, size: int, copy: LaneCopy) -> None:
+        """`number` counts the jobs of an engine from 1; `size` is in bytes."""
+        self.number = number
+        self._size = size
+        self._copy = copy
 
     @property
     def bytes(self) -> int:
-        """Bytes that the job moves, padding of slots not counted."""
+        """Bytes that the job moves; of bytes that several ranks hold, this rank's turns."""
+        return self._size
 
     @property
     def seconds(self) -> float:
         """Time the copy took, without the time it was queued; waits for the job."""
+        return self._copy.seconds
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the copy raised, if it failed; waits for the job."""
+        return self._copy.error
 
     def done(self) -> bool:
-        """Whether every byte has arrived; never waits."""
+        """Whether the job has ended; never waits."""
+        return self._copy.done()
 
     def wait(self) -> None:
         """Waits until every byte has arrived; raises what the copy raised."""
+        self._copy.wait()
 
+    def before_compute(self) -> None:
+        """Makes work that the current stream of the device gets from now on see what was loaded.
 
-class TransferLane(Protocol):
-    """The part of a transfer engine that depends on the device. Ids are checked already."""
-
-    def submit(
-        self, block_ids: NDArray[np.int64], slots: NDArray[np.uint32], *, to_slots: bool
-    ) -> TransferJob:
-        """Starts to copy blocks to slots (`to_slots`) or slots to blocks."""
-
-    def close(self) -> None:
-        """Waits for running copies and gives resources back. Idempotent."""
+        The host does not wait on CUDA; on CPU this is `wait`.
+        """
+        self._copy.before_compute()
 
 
 class TransferEngine:
-    """Stores and loads whole chunks of one KV cache. Use as a context manager, or `close` it.
+    """Stores and loads chunks of one KV cache. Use as a context manager, or `close` it.
 
-    Jobs of one engine run in the order they were submitted. The caller owns the slots
-    (`Manager.prepare_store`, `Manager.prepare_load`) until the job was waited for, and must
-    not reuse the blocks of a running store.
+    Jobs that touch the same blocks or slots take effect in the order they were submitted; others
+    may overtake each other: stores, loads and expedited loads have a lane each. The caller owns
+    the slots (`Manager.prepare_store`, `Manager.prepare_load`) until the job was waited for, and
+    must not change the blocks of a running store. Calls come from one thread.
     """
 
-    def __init__(self, region: Region, kv_cache: KVCache, blocks_per_chunk: int) -> None:
-        """Opens the lane of the KV cache's device.
+    def __init__(
+        self,
+        region: Region,
+        kv_cache: KVCache | CanonicalKVCaches | None,
+        blocks_per_chunk: int,
+        *,
+        tensor_parallel: TensorParallel | None = None,
+    ) -> None:
+        """Registers `kv_cache`, or leaves that to a later `register` where it is None.
 
-        Raises `TransferError` when a slot is too small for a chunk, or the device has no lane.
+        With `tensor_parallel`, chunks have the parallel-agnostic order, and the region is shared
+        by all ranks. Raises `TransferError` as `register` does.
         """
         if blocks_per_chunk < 1:
             raise TransferError(f"blocks_per_chunk is {blocks_per_chunk}, but must be 1 or more")
-        devices = sorted({str(tensor.device) for tensor in kv_cache.canonical})
-        if len(devices) != 1:
-            raise TransferError(f"the KV cache lies on more than one device: {', '.join(devices)}")
+        self._region = region
         self._blocks_per_chunk = blocks_per_chunk
-        self._chunk_bytes = kv_cache.page_bytes * blocks_per_chunk
-        if self._chunk_bytes > region.slot_bytes:
-            raise TransferError(
-                f"a chunk has {self._chunk_bytes} bytes, but a slot of the region has only "
-                f"{region.slot_bytes}; make the region with slot_bytes={self._chunk_bytes}"
-            )
-        self._num_blocks = kv_cache.num_blocks
-        self._slots = region.slots
-        self._device = kv_cache.device
+        self._tensor_parallel = tensor_parallel
+        self._registered: _Registered | None = None
         self._closed = False
-        self._lane = _make_lane(region, kv_cache, blocks_per_chunk)
+        self._pid = os.getpid()
+        self._submitted = 0
+        self._under_way: deque[TransferJob] = deque()
+        self._unreported: dict[int, TransferJob] = {}
+        if kv_cache is not None:
+            self.register(kv_cache)
 
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes of one chunk of every layer."""
-        return self._chunk_bytes
+    def register(self, kv_cache: KVCache | CanonicalKVCaches) -> None:
+        """Opens the lanes of the KV cache's device.
+
+        Raises `TransferError` when a cache is registered already, a slot is too small for a
+        chunk, or the device has no lanes; `LayoutError` when the tensor-parallel ranks can not
+        hold the shards that a layer names.
+        """
+        self._check_open()
+        if self._registered is not None:
+            raise TransferError("a KV cache is registered already: an engine moves one")
+        caches = kv_cache.canonical if isinstance(kv_cache, KVCache) else kv_cache
+        layouts = chunk_layout(caches, self._tensor_parallel)
+        chunk_bytes = max(layout.block_bytes for layout in layouts) * self._blocks_per_chunk
+        if chunk_bytes > self._region.slot_bytes:
+            raise TransferError(
+                f"a chunk has {chunk_bytes} bytes, but a slot of the region has only "
+                f"{self._region.slot_bytes}; make the region with slot_bytes={chunk_bytes}"
+            )
+        lanes = _open_lanes(self._region, caches, layouts, self._blocks_per_chunk)
+        self._registered = _Registered(
+            caches,
+            layouts,
+            lanes,
+            Ordering(caches.num_blocks, self._region.slots),
+            chunk_bytes,
+        )
 
     @property
     def blocks_per_chunk(self) -> int:
         """Blocks of one chunk."""
         return self._blocks_per_chunk
 
-    def store(self, block_ids: ArrayLike | torch.Tensor, slots: ArrayLike) -> TransferJob:
-        """Starts to copy chunk `i`, the blocks `block_ids[i]`, into `slots[i]`.
+    @property
+    def lanes(self) -> TransferLanes[Any]:
+        """What moves the bytes on this device, for figures about it."""
+        return self._opened().lanes
 
-        `block_ids` has shape `(chunks, blocks_per_chunk)`, `slots` `(chunks,)`. What the
-        compute stream wrote before this call is what gets stored. Raises `TransferError`
-        before any byte moves for a wrong shape or type, an id that does not exist, a slot
-        given twice, or ids on another device than the host and the KV cache.
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one chunk of the widest group: what a slot must hold."""
+        return self._opened().chunk_bytes
+
+    def store(
+        self,
+        block_ids: ArrayLike | torch.Tensor,
+        slots: ArrayLike,
+        *,
+        group: int = 0,
+        first: int = 0,
+    ) -> TransferJob:
+        """Starts to copy blocks of one group into the slots of their chunks.
+
+        The arguments are those of `GroupBlocks`; ids of whole chunks may have the shape
+        `(chunks, blocks_per_chunk)`. What the compute stream wrote before this call is what gets
+        stored. Raises `TransferError` before any byte moves for a wrong shape or type, an id or
+        group that does not exist, a slot given twice, or ids on another device than the host and
+        the KV cache; also when nothing is registered. `ClosedError` after `close`, `ForkError`
+        after `fork`.
         """
-        blocks, slot_ids = self._checked(block_ids, slots)
-        _refuse_repeats("slot", slot_ids)
-        return self._lane.submit(blocks, slot_ids, to_slots=True)
+        return self.store_groups([GroupBlocks(block_ids, slots, group, first)])
 
-    def load(self, block_ids: ArrayLike | torch.Tensor, slots: ArrayLike) -> TransferJob:
-        """Starts to copy `slots[i]` into the blocks `block_ids[i]`.
+    def load(
+        self,
+        block_ids: ArrayLike | torch.Tensor,
+        slots: ArrayLike,
+        *,
+        group: int = 0,
+        first: int = 0,
+        expedited: bool = False,
+    ) -> TransferJob:
+        """Starts to copy slots into blocks; see `store` for the arguments.
 
-        On CUDA, work that the compute stream gets after this call sees the loaded blocks; on
-        CPU, wait for the job first. Raises `TransferError` as `store` does, here for a
-        destination block given twice.
+        The copy waits for what the compute stream has queued, since that may still write the
+        destination. What computes next does not wait for it: call `wait`, or `before_compute` of
+        the job. An expedited load does not queue behind other loads. Raises `TransferError` as
+        `store` does, here for a block given twice.
         """
-        blocks, slot_ids = self._checked(block_ids, slots)
-        _refuse_repeats("destination block", blocks.reshape(-1))
-        return self._lane.submit(blocks, slot_ids, to_slots=False)
+        return self.load_groups([GroupBlocks(block_ids, slots, group, first)], expedited=expedited)
+
+    def store_groups(self, parts: Sequence[GroupBlocks]) -> TransferJob:
+        """Stores blocks of several groups as one job; see `store`."""
+        return self._submit(Lane.STORE, parts)
+
+    def load_groups(self, parts: Sequence[GroupBlocks], *, expedited: bool = False) -> TransferJob:
+        """Loads blocks of several groups as one job; see `load`."""
+        return self._submit(Lane.EXPEDITED if expedited else Lane.LOAD, parts)
 
     def wait(self, job: TransferJob) -> None:
         """Waits until `job` has moved its last byte; raises what the copy raised."""
+        self._unreported.pop(job.number, None)
         job.wait()
+
+    def finished(self) -> list[TransferJob]:
+        """The jobs that have ended, each once, without those that `wait` was called for.
+
+        Never waits. A job that failed is among them, see `TransferJob.error`.
+        """
+        ended = [job for job in self._unreported.values() if job.done()]
+        for job in ended:
+            del self._unreported[job.number]
+        return ended
 
     def close(self) -> None:
         """Waits for running jobs; later transfers raise `ClosedError`. Idempotent."""
         self._closed = True
-        self._lane.close()
+        if self._registered is not None:
+            self._registered.lanes.close()
 
     def __enter__(self) -> Self:
         """Returns the engine; `close` is called at the end of the block."""
@@ -146,62 +292,122 @@ class TransferEngine:
         """Closes the engine."""
         self.close()
 
-    def _checked(
-        self, block_ids: ArrayLike | torch.Tensor, slots: ArrayLike
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        if self._closed:
-            raise ClosedError("the transfer engine is closed")
-        blocks = self._integers("block_ids", block_ids)
-        slot_ids = self._integers("slots", slots)
-        if blocks.ndim != 2 or blocks.shape[1] != self._blocks_per_chunk:
+    def _submit(self, lane: Lane, parts: Sequence[GroupBlocks]) -> TransferJob:
+        opened = self._opened()
+        moves = [self._checked(opened, part, to_slots=lane is Lane.STORE) for part in parts]
+        _refuse_shared_destinations(moves, to_slots=lane is Lane.STORE)
+        pairs = [(part.group, part_moves) for part, part_moves in zip(parts, moves, strict=True)]
+        while self._under_way and self._under_way[0].done():
+            self._under_way.popleft()
+        number = self._submitted = self._submitted + 1
+        before = set(opened.ordering.add(number, lane, moves))
+        after = [job._copy for job in self._under_way if job.number in before]
+        copy = opened.lanes.submit(lane, pairs, after)
+        size = sum(
+            opened.layouts[group].moved_bytes(part_moves, self._blocks_per_chunk)
+            for group, part_moves in pairs
+        )
+        job = TransferJob(number, size, copy)
+        self._under_way.append(job)
+        self._unreported[number] = job
+        return job
+
+    def _checked(self, opened: _Registered, part: GroupBlocks, *, to_slots: bool) -> Moves:
+        if not 0 <= part.group < len(opened.layouts):
             raise TransferError(
-                f"block_ids must have the shape (chunks, {self._blocks_per_chunk}), "
+                f"group {part.group} does not exist: there are {len(opened.layouts)}"
+            )
+        if part.first < 0:
+            raise TransferError(f"the first block is at place {part.first} of its chunk")
+        blocks = _integers("block_ids", part.block_ids, opened.caches.device)
+        if blocks.ndim == 2 and blocks.shape[1] != self._blocks_per_chunk:
+            raise TransferError(
+                f"block_ids must have the shape (blocks,) or (chunks, {self._blocks_per_chunk}), "
                 f"not {blocks.shape}"
             )
-        if slot_ids.shape != (blocks.shape[0],):
+        slots = _integers("slots", part.slots, opened.caches.device)
+        if blocks.ndim not in (1, 2) or slots.ndim != 1:
             raise TransferError(
-                f"{blocks.shape[0]} chunks need slots of the shape ({blocks.shape[0]},), "
-                f"not {slot_ids.shape}"
+                f"block_ids must have one or two dimensions and slots one, not the shapes "
+                f"{blocks.shape} and {slots.shape}"
             )
-        _refuse_outside("block", blocks, self._num_blocks)
-        _refuse_outside("slot", slot_ids, self._slots)
-        return np.ascontiguousarray(blocks, np.int64), np.ascontiguousarray(slot_ids, np.uint32)
+        return Moves(
+            blocks.reshape(-1),
+            slots,
+            to_slots=to_slots,
+            num_blocks=opened.caches.num_blocks,
+            num_slots=self._region.slots,
+            blocks_per_chunk=self._blocks_per_chunk,
+            first=part.first,
+        )
 
-    def _integers(self, name: str, ids: ArrayLike | torch.Tensor) -> NDArray[np.integer]:
-        if isinstance(ids, torch.Tensor):
-            if ids.device.type != "cpu" and ids.device != self._device:
+    def _opened(self) -> _Registered:
+        self._check_open()
+        if self._registered is None:
+            raise TransferError("no KV cache is registered yet: call register first")
+        return self._registered
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkError(
+                "this transfer engine was made before fork, and its threads are not here: start "
+                'worker processes with multiprocessing\'s "spawn" method'
+            )
+        if self._closed:
+            raise ClosedError("the transfer engine is closed")
+
+
+@dataclass(frozen=True)
+class _Registered:
+    """What an engine has of its KV cache."""
+
+    caches: CanonicalKVCaches
+    layouts: tuple[GroupLayout, ...]
+    lanes: TransferLanes[Any]
+    ordering: Ordering
+    chunk_bytes: int
+
+
+def _integers(name: str, ids: ArrayLike | torch.Tensor, device: torch.device) -> NDArray[np.int64]:
+    if isinstance(ids, torch.Tensor):
+        if ids.device.type != "cpu" and ids.device != device:
+            raise TransferError(f"{name} lies on {ids.device}, but the KV cache on {device}")
+        ids = ids.cpu().numpy()
+    values = np.asarray(ids)
+    if values.size == 0:
+        values = values.astype(np.int64)
+    if values.dtype.kind not in "iu":
+        raise TransferError(f"{name} must be integers, not {values.dtype}")
+    return np.ascontiguousarray(values, np.int64)
+
+
+def _refuse_shared_destinations(parts: Sequence[Moves], *, to_slots: bool) -> None:
+    """Parts are checked one by one already; groups lie over each other, so blocks are common."""
+    seen: dict[int, int] = {}
+    if len(parts) < 2:
+        return
+    for index, moves in enumerate(parts):
+        for destination in set((moves.slots if to_slots else moves.block_ids).tolist()):
+            if seen.setdefault(destination, index) != index:
                 raise TransferError(
-                    f"{name} lies on {ids.device}, but the KV cache on {self._device}"
+                    f"{'slot' if to_slots else 'block'} {destination} is a destination of two "
+                    f"groups in one transfer"
                 )
-            ids = ids.cpu().numpy()
-        values = np.asarray(ids)
-        if values.size == 0:
-            values = values.astype(np.int64)
-        if values.dtype.kind not in "iu":
-            raise TransferError(f"{name} must be integers, not {values.dtype}")
-        return values
 
 
-def _refuse_outside(what: str, ids: NDArray[np.integer], count: int) -> None:
-    if ids.size and (ids.min() < 0 or ids.max() >= count):
-        bad = ids[(ids < 0) | (ids >= count)].flat[0]
-        raise TransferError(f"{what} {bad} does not exist: there are {count}")
+def _open_lanes(
+    region: Region,
+    caches: CanonicalKVCaches,
+    layouts: Sequence[GroupLayout],
+    blocks_per_chunk: int,
+) -> TransferLanes[Any]:
+    # Imported here: each kind of lanes needs what only its own kind of machine has.
+    if caches.device.type == "cpu":
+        from kvtier.torch.host_lanes import HostLanes
 
+        return HostLanes(region, caches, layouts, blocks_per_chunk)
+    if caches.device.type == "cuda":
+        from kvtier.torch.cuda_lanes import CudaLanes
 
-def _refuse_repeats(what: str, ids: NDArray[np.integer]) -> None:
-    values, counts = np.unique(ids, return_counts=True)
-    if values.size != ids.size:
-        raise TransferError(f"{what} {values[counts > 1][0]} is given twice in one transfer")
-
-
-def _make_lane(region: Region, kv_cache: KVCache, blocks_per_chunk: int) -> TransferLane:
-    # Imported here: each lane needs what only its own kind of machine has.
-    if kv_cache.device.type == "cpu":
-        from kvtier.torch.host_lane import HostLane
-
-        return HostLane(region, kv_cache.canonical, blocks_per_chunk)
-    if kv_cache.device.type == "cuda":
-        from kvtier.torch.cuda_lane import CudaLane
-
-        return CudaLane(region_tensor(region), kv_cache.canonical, blocks_per_chunk)
-    raise TransferError(f"KV caches on {kv_cache.device} are not supported: use cpu or cuda")
+        return CudaLanes(region_tensor(region), caches, layouts, blocks_per_chunk)
+    raise TransferError(f"KV caches on {caches.device} are not supported: use cpu or cuda")

@@ -1,82 +1,97 @@
-//! Chunks between paged KV cache tensors in host memory and slots of the region.
+//! Blocks of a paged KV cache in host memory to slots of the region and back.
 //!
-//! A slot holds a chunk as `[tensor][block of the chunk][page]`, densely from its start, the
-//! same bytes that the GPU path writes. Copies are split over threads by chunks; with large
-//! pages two threads are enough for the memory of a small machine.
+//! A slot holds a chunk as `[block of the chunk][layer][page]`, densely from its start: the same
+//! bytes that the GPU path writes, and a chunk that is filled in part is a run of bytes. Which
+//! bytes of which tensor a page is, the [`Piece`]s of a group say.
+//!
+//! A transfer is a list of [`Moves`], checked when it is made: block, slot and the block's
+//! position in the slot's chunk. Threads take moves in batches off one counter, so a thread that
+//! the machine holds up holds up nobody else. Large transfers go around the CPU's cache.
 
-use std::collections::HashSet;
+mod bytes;
+mod moves;
+
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use self::bytes::ByteCopier;
+pub use self::moves::{Bounds, Move, MoveError, Moves, Way};
 use crate::region::Region;
 
-/// One canonical tensor: `blocks` rows of `page_bytes`, `stride` bytes apart.
+/// One canonical tensor: `blocks` rows of `bytes`, `stride` bytes apart.
 #[derive(Debug, Clone, Copy)]
-pub struct Pages {
+pub struct Rows {
     /// Start of block 0.
     pub start: *mut u8,
     /// Rows.
     pub blocks: usize,
     /// Bytes a row.
-    pub page_bytes: usize,
-    /// Bytes from one row to the next, at least `page_bytes`.
+    pub bytes: usize,
+    /// Bytes from one row to the next, at least `bytes`.
     pub stride: usize,
 }
 
-/// A transfer that was refused before any byte moved.
+/// Bytes of a row, and where they are in a block of the slot.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece {
+    /// Index of the tensor.
+    pub tensor: usize,
+    /// First byte in the tensor's row.
+    pub offset: usize,
+    /// Bytes.
+    pub bytes: usize,
+    /// First byte in the block of a chunk.
+    pub slot_offset: usize,
+    /// Ranks that hold these very bytes, and take turns to store them; 1: this one alone.
+    pub turns: u64,
+    /// This rank's turn, below `turns`.
+    pub turn: u64,
+}
+
+/// What a group moves for each block.
+#[derive(Debug, Clone)]
+pub struct Group {
+    /// Bytes of a block in a chunk.
+    pub block_bytes: usize,
+    /// All pieces of a block.
+    pub pieces: Vec<Piece>,
+}
+
+/// A copier that can not be made, or moves that are not for it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyError {
     /// Slots too small for a chunk.
     #[error(
-        "a chunk has {chunk_bytes} bytes, but a slot of the region only {slot_bytes}: make the region \
-         with slot_bytes of at least {chunk_bytes}"
+        "a chunk of group {group} has {chunk_bytes} bytes, but a slot of the region only \
+         {slot_bytes}: make the region with slot_bytes of at least {chunk_bytes}"
     )]
     SlotTooSmall {
+        /// The group.
+        group: usize,
         /// Bytes a chunk.
         chunk_bytes: usize,
         /// Bytes a slot.
         slot_bytes: usize,
     },
-    /// Nothing to copy, or rows that overlap.
+    /// Tensors or pieces that do not fit together.
     #[error("{0}")]
     Layout(String),
-    /// Not `blocks_per_chunk` ids for every slot.
-    #[error("{ids} block ids for {slots} slots: a chunk has {blocks_per_chunk} blocks")]
-    Shape {
-        /// Block ids given.
-        ids: usize,
-        /// Slots given.
-        slots: usize,
-        /// Blocks a chunk.
-        blocks_per_chunk: usize,
+    /// A group that does not exist.
+    #[error("group {group} does not exist: there are {groups}")]
+    Group {
+        /// The number.
+        group: usize,
+        /// Groups there are.
+        groups: usize,
     },
-    /// A block id past the tensors.
-    #[error("block {block} of chunk {chunk} is out of range: the KV cache has {blocks} blocks")]
-    Block {
-        /// The id.
-        block: i64,
-        /// Position of the chunk.
-        chunk: usize,
-        /// Blocks there are.
-        blocks: usize,
-    },
-    /// A slot past the region.
-    #[error("slot {slot} of chunk {chunk} is out of range: the region has {slots} slots")]
-    Slot {
-        /// The slot.
-        slot: u32,
-        /// Position of the chunk.
-        chunk: usize,
-        /// Slots there are.
-        slots: u32,
-    },
-    /// A destination twice: two threads would write it.
-    #[error("{what} {number} is a destination twice in one transfer")]
-    Twice {
-        /// Block or slot.
-        what: &'static str,
-        /// Which.
-        number: i64,
+    /// Moves made for another cache, region or chunk.
+    #[error("the moves were made for {given}, but the copier is for {own}")]
+    Bounds {
+        /// What the moves were checked against.
+        given: Bounds,
+        /// What they should have been checked against.
+        own: Bounds,
     },
 }
 
@@ -84,236 +99,215 @@ pub enum CopyError {
 #[derive(Debug)]
 pub struct HostCopier {
     region: Arc<Region>,
-    pages: Vec<Pages>,
-    blocks: usize,
-    blocks_per_chunk: usize,
-    chunk_bytes: usize,
+    rows: Vec<Rows>,
+    groups: Vec<Group>,
+    bounds: Bounds,
     threads: usize,
 }
 
-// SAFETY: the pointers of `pages` may be used from any thread, and exclusively while a copy runs,
+// SAFETY: the pointers of `rows` may be used from any thread, and exclusively while a copy runs,
 // by the contract of `HostCopier::new` and of its copies.
 unsafe impl Send for HostCopier {}
 // SAFETY: as above.
 unsafe impl Sync for HostCopier {}
 
-/// Less than this is copied by the calling thread alone.
+/// Less than this is not worth another thread.
 const BYTES_PER_THREAD: usize = 1 << 20;
-
-#[derive(Clone, Copy)]
-enum Way {
-    Store,
-    Load,
-}
+/// What a thread takes at once.
+const BYTES_PER_BATCH: usize = 256 << 10;
 
 impl HostCopier {
-    /// A copier between `pages` and `region`, chunks of `blocks_per_chunk` blocks.
+    /// A copier between `rows` and `region`, chunks of `blocks_per_chunk` blocks.
     ///
     /// # Errors
-    /// [`CopyError`] when a chunk does not fit into a slot or the tensors do not fit together.
+    /// [`CopyError`] when a chunk does not fit into a slot, or a piece not into its tensor or
+    /// block.
     ///
     /// # Safety
-    /// Each of `pages` is memory that may be read and written, of its shape, as long as the
+    /// Each of `rows` is memory that may be read and written, of its shape, as long as the
     /// copier lives.
     pub unsafe fn new(
         region: Arc<Region>,
-        pages: Vec<Pages>,
-        blocks_per_chunk: usize,
+        rows: Vec<Rows>,
+        groups: Vec<Group>,
+        blocks_per_chunk: u32,
         threads: usize,
     ) -> Result<Self, CopyError> {
-        let Some(first) = pages.first() else {
+        let Some(first) = rows.first() else {
             return Err(CopyError::Layout("there is no tensor to copy".into()));
         };
         let blocks = first.blocks;
-        for (number, page) in pages.iter().enumerate() {
-            if page.blocks != blocks || page.page_bytes == 0 || page.stride < page.page_bytes {
+        for (number, row) in rows.iter().enumerate() {
+            if row.blocks != blocks || row.bytes == 0 || row.stride < row.bytes {
                 return Err(CopyError::Layout(format!(
                     "tensor {number} has {} blocks of {} bytes, {} bytes apart; tensor 0 has \
                      {blocks} blocks",
-                    page.blocks, page.page_bytes, page.stride
+                    row.blocks, row.bytes, row.stride
                 )));
             }
         }
         if blocks_per_chunk == 0 {
             return Err(CopyError::Layout("a chunk needs at least one block".into()));
         }
-        let block_bytes: usize = pages.iter().map(|page| page.page_bytes).sum();
-        let chunk_bytes = block_bytes * blocks_per_chunk;
-        if chunk_bytes > region.slot_bytes() {
-            return Err(CopyError::SlotTooSmall { chunk_bytes, slot_bytes: region.slot_bytes() });
+        for (number, group) in groups.iter().enumerate() {
+            check_group(number, group, &rows, blocks_per_chunk, region.slot_bytes())?;
         }
-        Ok(Self { region, pages, blocks, blocks_per_chunk, chunk_bytes, threads: threads.max(1) })
+        let bounds = Bounds { blocks, slots: region.slots(), blocks_per_chunk };
+        Ok(Self { region, rows, groups, bounds, threads: threads.max(1) })
     }
 
-    /// Bytes a chunk.
-    pub fn chunk_bytes(&self) -> usize {
-        self.chunk_bytes
+    /// What moves for this copier must be made with.
+    pub fn bounds(&self) -> Bounds {
+        self.bounds
     }
 
-    /// Copies blocks to slots: chunk `i` is `block_ids[i * blocks_per_chunk..]`, its place
-    /// `slots[i]`. Returns the bytes.
+    /// Makes `moves`, one after the other or on several threads; returns the bytes.
     ///
     /// # Errors
     /// [`CopyError`], before any byte moved.
     ///
     /// # Safety
-    /// Nobody else touches the slots, and nobody writes the blocks, while it runs.
-    pub unsafe fn store(&self, block_ids: &[i64], slots: &[u32]) -> Result<usize, CopyError> {
-        self.check(block_ids, slots)?;
-        distinct("slot", slots.iter().map(|&slot| i64::from(slot)))?;
-        Ok(self.run(block_ids, slots, Way::Store))
-    }
-
-    /// Copies slots to blocks.
-    ///
-    /// # Errors
-    /// [`CopyError`], before any byte moved.
-    ///
-    /// # Safety
-    /// Nobody writes the slots, and nobody else touches the blocks, while it runs.
-    pub unsafe fn load(&self, block_ids: &[i64], slots: &[u32]) -> Result<usize, CopyError> {
-        self.check(block_ids, slots)?;
-        distinct("block", block_ids.iter().copied())?;
-        Ok(self.run(block_ids, slots, Way::Load))
-    }
-
-    fn check(&self, block_ids: &[i64], slots: &[u32]) -> Result<(), CopyError> {
-        if block_ids.len() != slots.len() * self.blocks_per_chunk {
-            return Err(CopyError::Shape {
-                ids: block_ids.len(),
-                slots: slots.len(),
-                blocks_per_chunk: self.blocks_per_chunk,
-            });
+    /// Nobody else touches the destination, and nobody writes the source, while it runs: the
+    /// blocks and slots of `moves`, by its [`Way`].
+    pub unsafe fn run(&self, group: usize, moves: &Moves) -> Result<usize, CopyError> {
+        let pieces = &self.group(group)?.pieces;
+        if moves.bounds() != self.bounds {
+            return Err(CopyError::Bounds { given: moves.bounds(), own: self.bounds });
         }
-        for (position, &block) in block_ids.iter().enumerate() {
-            if !usize::try_from(block).is_ok_and(|block| block < self.blocks) {
-                return Err(CopyError::Block {
-                    block,
-                    chunk: position / self.blocks_per_chunk,
-                    blocks: self.blocks,
-                });
+        let block_bytes = self.groups[group].block_bytes;
+        let per_block: usize = pieces.iter().map(|piece| piece.bytes).sum();
+        let bytes = per_block * moves.list().len();
+        let threads = self.threads.min(bytes / BYTES_PER_THREAD).max(1);
+        let batch = (BYTES_PER_BATCH / per_block.max(1)).max(1);
+        let next = AtomicUsize::new(0);
+        let total = AtomicUsize::new(0);
+        let work = || {
+            let mut done = 0;
+            let mut copier = ByteCopier::for_transfer(bytes);
+            loop {
+                let first = next.fetch_add(batch, Ordering::Relaxed);
+                let Some(rest) = moves.list().get(first..).filter(|rest| !rest.is_empty()) else {
+                    break;
+                };
+                let taken = &rest[..batch.min(rest.len())];
+                done += self.copy_blocks(pieces, block_bytes, taken, moves.way(), &mut copier);
             }
-        }
-        for (chunk, &slot) in slots.iter().enumerate() {
-            if slot >= self.region.slots() {
-                return Err(CopyError::Slot { slot, chunk, slots: self.region.slots() });
-            }
-        }
-        Ok(())
-    }
-
-    fn run(&self, block_ids: &[i64], slots: &[u32], way: Way) -> usize {
-        let bytes = slots.len() * self.chunk_bytes;
-        let threads = self.threads.min(bytes / BYTES_PER_THREAD).min(slots.len()).max(1);
-        let share = slots.len().div_ceil(threads).max(1);
-        let mut parts = slots.chunks(share).zip(block_ids.chunks(share * self.blocks_per_chunk));
-        let last = parts.next_back();
+            copier.finish();
+            total.fetch_add(done, Ordering::Relaxed);
+        };
         std::thread::scope(|scope| {
-            for (slots, blocks) in parts {
-                scope.spawn(move || self.copy_chunks(blocks, slots, way));
+            for _ in 1..threads {
+                scope.spawn(work);
             }
-            if let Some((slots, blocks)) = last {
-                self.copy_chunks(blocks, slots, way);
-            }
+            work();
         });
-        bytes
+        Ok(total.into_inner())
     }
 
-    fn copy_chunks(&self, block_ids: &[i64], slots: &[u32], way: Way) {
-        for (blocks, &slot) in block_ids.chunks(self.blocks_per_chunk).zip(slots) {
-            let mut at = self.region.slot_ptr(slot);
-            for page in &self.pages {
-                for &block in blocks {
-                    // SAFETY: `check` bounded the block, so its row lies inside the tensor; the
-                    // pages of a chunk add up to `chunk_bytes`, which fits into the slot. A
-                    // tensor and a region are different memory. Destinations are distinct, and
-                    // nobody else touches them, by the contracts of `store` and `load`.
-                    unsafe {
-                        let row = page.start.add(block.cast_unsigned() as usize * page.stride);
-                        match way {
-                            Way::Store => at.copy_from_nonoverlapping(row, page.page_bytes),
-                            Way::Load => row.copy_from_nonoverlapping(at, page.page_bytes),
-                        }
-                        at = at.add(page.page_bytes);
-                    }
+    fn group(&self, group: usize) -> Result<&Group, CopyError> {
+        self.groups.get(group).ok_or(CopyError::Group { group, groups: self.groups.len() })
+    }
+
+    /// Gives every piece of every block to `copier`; returns the bytes.
+    fn copy_blocks(
+        &self,
+        pieces: &[Piece],
+        block_bytes: usize,
+        moves: &[Move],
+        way: Way,
+        copier: &mut ByteCopier,
+    ) -> usize {
+        let mut done = 0;
+        for step in moves {
+            for piece in pieces {
+                if way == Way::Store && !self.is_mine(*step, piece) {
+                    continue;
                 }
+                let (from, to) = self.ends(*step, piece, block_bytes, way);
+                // SAFETY: both lie inside tensor and slot, which are different memory.
+                // Destinations are distinct, by `Moves` and because pieces of a block do not
+                // overlap; nobody else touches them until `HostCopier::run` returns, by its
+                // contract, and by then the copier has finished.
+                unsafe { copier.copy(from, to, piece.bytes) };
+                done += piece.bytes;
             }
+        }
+        done
+    }
+
+    /// Whether it is this rank's turn to store the piece.
+    fn is_mine(&self, step: Move, piece: &Piece) -> bool {
+        let place = u64::from(step.slot) * u64::from(self.bounds.blocks_per_chunk)
+            + u64::from(step.position);
+        place % piece.turns == piece.turn
+    }
+
+    /// Source and destination of a piece of a block.
+    fn ends(
+        &self,
+        step: Move,
+        piece: &Piece,
+        block_bytes: usize,
+        way: Way,
+    ) -> (*const u8, *mut u8) {
+        let rows = &self.rows[piece.tensor];
+        // SAFETY: `Moves` bounded block, slot and position, and `check_group` the piece, so both
+        // offsets lie inside tensor and slot.
+        let (page, place) = unsafe {
+            let offset = step.position as usize * block_bytes + piece.slot_offset;
+            (
+                rows.start.add(step.block * rows.stride + piece.offset),
+                self.region.slot_ptr(step.slot).add(offset),
+            )
+        };
+        match way {
+            Way::Store => (page, place),
+            Way::Load => (place, page),
         }
     }
 }
 
-fn distinct(what: &'static str, numbers: impl Iterator<Item = i64>) -> Result<(), CopyError> {
-    let mut seen = HashSet::new();
-    for number in numbers {
-        if !seen.insert(number) {
-            return Err(CopyError::Twice { what, number });
+fn check_group(
+    number: usize,
+    group: &Group,
+    rows: &[Rows],
+    blocks_per_chunk: u32,
+    slot_bytes: usize,
+) -> Result<(), CopyError> {
+    let layout = |text: String| Err(CopyError::Layout(format!("group {number}: {text}")));
+    let ends = |offset: usize, bytes: usize| offset.checked_add(bytes);
+    let mut ranges = Vec::new();
+    for piece in &group.pieces {
+        let Some(rows) = rows.get(piece.tensor) else {
+            return layout(format!("there is no tensor {}", piece.tensor));
+        };
+        let inside = ends(piece.offset, piece.bytes).is_some_and(|end| end <= rows.bytes)
+            && ends(piece.slot_offset, piece.bytes).is_some_and(|end| end <= group.block_bytes);
+        if piece.bytes == 0 || piece.turn >= piece.turns || !inside {
+            return layout(format!(
+                "{piece:?} does not fit into rows of {} bytes and blocks of {} bytes",
+                rows.bytes, group.block_bytes
+            ));
         }
+        ranges.push([
+            (0, piece.slot_offset, piece.bytes),
+            (1 + piece.tensor, piece.offset, piece.bytes),
+        ]);
+    }
+    let mut ranges = ranges.concat();
+    ranges.sort_unstable();
+    for pair in ranges.windows(2) {
+        let [(left, start, bytes), (right, next, _)] = [pair[0], pair[1]];
+        if left == right && start + bytes > next {
+            return layout(format!("two pieces overlap at byte {next}"));
+        }
+    }
+    let chunk_bytes = group.block_bytes.saturating_mul(blocks_per_chunk as usize);
+    if chunk_bytes > slot_bytes {
+        return Err(CopyError::SlotTooSmall { group: number, chunk_bytes, slot_bytes });
     }
     Ok(())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::region::RegionKind;
-
-    const BLOCKS: usize = 6;
-
-    /// Two tensors of different page sizes, the second with padded rows.
-    fn tensors() -> [Vec<u8>; 2] {
-        [
-            (0..BLOCKS * 8).map(|at| at as u8).collect(),
-            (0..BLOCKS * 16).map(|at| 100 + at as u8).collect(),
-        ]
-    }
-
-    fn copier(memory: &mut [Vec<u8>; 2], threads: usize) -> HostCopier {
-        let region = Region::new(3, 4096, RegionKind::Anonymous).expect("small region");
-        let pages =
-            [(8, 8), (4, 16)].into_iter().zip(memory).map(|((page_bytes, stride), memory)| Pages {
-                start: memory.as_mut_ptr(),
-                blocks: BLOCKS,
-                page_bytes,
-                stride,
-            });
-        // SAFETY: the tests keep `memory` alive and leave it alone while they copy.
-        unsafe { HostCopier::new(region, pages.collect(), 2, threads) }.expect("it fits")
-    }
-
-    #[test]
-    fn what_was_stored_comes_back_to_other_blocks() {
-        let mut memory = tensors();
-        let before = memory.clone();
-        let copier = copier(&mut memory, 2);
-        // SAFETY: single-threaded test.
-        unsafe {
-            assert_eq!(copier.store(&[0, 1, 2, 3], &[2, 0]), Ok(48));
-            assert_eq!(&copier.region.slot(2)[..16], &before[0][..16]);
-            assert_eq!(&copier.region.slot(2)[16..20], &before[1][..4]);
-            assert_eq!(&copier.region.slot(2)[20..24], &before[1][16..20]);
-            assert_eq!(copier.load(&[5, 4], &[0]), Ok(24));
-        }
-        assert_eq!(memory[0][5 * 8..6 * 8], before[0][2 * 8..3 * 8]);
-        assert_eq!(memory[1][4 * 16..4 * 16 + 4], before[1][3 * 16..3 * 16 + 4]);
-        assert_eq!(memory[1][4 * 16 + 4..5 * 16], before[1][4 * 16 + 4..5 * 16], "padding");
-    }
-
-    #[test]
-    fn what_cannot_be_copied_is_refused_before_any_byte_moves() {
-        let mut memory = tensors();
-        let copier = copier(&mut memory, 1);
-        // SAFETY: single-threaded test; every call is refused.
-        unsafe {
-            assert!(matches!(copier.store(&[0], &[0]), Err(CopyError::Shape { .. })));
-            assert!(matches!(copier.store(&[0, 6], &[0]), Err(CopyError::Block { block: 6, .. })));
-            assert!(matches!(copier.load(&[0, -1], &[0]), Err(CopyError::Block { block: -1, .. })));
-            assert!(matches!(copier.load(&[0, 1], &[3]), Err(CopyError::Slot { slot: 3, .. })));
-            assert!(matches!(copier.load(&[1, 1], &[0]), Err(CopyError::Twice { .. })));
-            assert!(matches!(
-                copier.store(&[0, 1, 2, 3], &[1, 1]),
-                Err(CopyError::Twice { what: "slot", .. })
-            ));
-            assert!(copier.region.slot(0).iter().all(|&byte| byte == 0));
-        }
-    }
-}
+mod tests;

@@ -1,7 +1,7 @@
-//! `HostCopier`: buffers of Python as the pages of a copier.
+//! `Moves` and `HostCopier`: ids and buffers of Python as checked moves and the rows of a copier.
 
-use kvtier_core::copy::{self, Pages};
-use numpy::{PyReadonlyArray1, PyReadonlyArray2};
+use kvtier_core::copy::{self, Bounds, Group, Piece, Rows, Way};
+use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -11,38 +11,99 @@ use crate::region::Region;
 
 /// See `_kvtier.pyi`.
 #[pyclass(frozen, module = "kvtier._kvtier")]
+pub(crate) struct Moves {
+    inner: copy::Moves,
+}
+
+impl Moves {
+    fn column(&self, value: impl Fn(&copy::Move) -> i64) -> Vec<i64> {
+        self.inner.list().iter().map(value).collect()
+    }
+}
+
+#[pymethods]
+impl Moves {
+    #[new]
+    #[pyo3(signature = (block_ids, slots, *, to_slots, num_blocks, num_slots, blocks_per_chunk, first = 0))]
+    fn new(
+        block_ids: &Bound<'_, PyAny>,
+        slots: &Bound<'_, PyAny>,
+        to_slots: bool,
+        num_blocks: usize,
+        num_slots: u32,
+        blocks_per_chunk: u32,
+        first: u32,
+    ) -> PyResult<Self> {
+        let bounds = Bounds { blocks: num_blocks, slots: num_slots, blocks_per_chunk };
+        let way = if to_slots { Way::Store } else { Way::Load };
+        let (blocks, slots) = (ids("block_ids", block_ids)?, ids("slots", slots)?);
+        let made = copy::Moves::new(blocks.as_slice()?, slots.as_slice()?, first, bounds, way);
+        Ok(Self { inner: made.or_raise(block_ids.py())? })
+    }
+
+    fn __len__(&self) -> usize {
+        self.inner.list().len()
+    }
+
+    #[getter]
+    fn to_slots(&self) -> bool {
+        self.inner.way() == Way::Store
+    }
+
+    #[getter]
+    fn block_ids<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
+        self.column(|step| step.block.cast_signed() as i64).into_pyarray(py)
+    }
+
+    #[getter]
+    fn slots<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
+        self.column(|step| i64::from(step.slot)).into_pyarray(py)
+    }
+
+    #[getter]
+    fn positions<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
+        self.column(|step| i64::from(step.position)).into_pyarray(py)
+    }
+}
+
+/// `(block_bytes, [(tensor, offset, bytes, slot_offset, turns, turn), ...])`.
+type GivenGroup = (usize, Vec<(usize, usize, usize, usize, u64, u64)>);
+
+/// See `_kvtier.pyi`.
+#[pyclass(frozen, module = "kvtier._kvtier")]
 pub(crate) struct HostCopier {
     // Before the buffers, which it points into: fields are dropped in order.
     inner: copy::HostCopier,
     /// Keep the tensors' memory alive.
-    _pages: Vec<PyUntypedBuffer>,
+    _rows: Vec<PyUntypedBuffer>,
 }
 
 #[pymethods]
 impl HostCopier {
     #[new]
-    #[pyo3(signature = (region, pages, blocks_per_chunk, *, threads = 0))]
+    #[pyo3(signature = (region, rows, groups, *, blocks_per_chunk, threads = 0))]
     fn new(
         py: Python<'_>,
         region: &Region,
-        pages: &Bound<'_, PyAny>,
-        blocks_per_chunk: usize,
+        rows: &Bound<'_, PyAny>,
+        groups: Vec<GivenGroup>,
+        blocks_per_chunk: u32,
         threads: usize,
     ) -> PyResult<Self> {
         let given = PyList::empty(py);
-        for page in pages.try_iter()? {
-            given.append(page?)?;
+        for row in rows.try_iter()? {
+            given.append(row?)?;
         }
         let buffers =
-            given.iter().map(|page| PyUntypedBuffer::get(&page)).collect::<PyResult<Vec<_>>>()?;
-        let pages = buffers
+            given.iter().map(|row| PyUntypedBuffer::get(&row)).collect::<PyResult<Vec<_>>>()?;
+        let rows = buffers
             .iter()
             .enumerate()
             .map(|(number, buffer)| {
                 describe(buffer).ok_or_else(|| {
                     let message = format!(
                         "tensor {number} of shape {:?} and {} bytes an item is not writable int8 or \
-                         uint8 of shape (num_blocks, page_bytes) with contiguous rows",
+                         uint8 of shape (num_blocks, bytes) with contiguous rows",
                         buffer.shape(),
                         buffer.item_size()
                     );
@@ -50,63 +111,58 @@ impl HostCopier {
                 })
             })
             .collect::<PyResult<Vec<_>>>()?;
+        let groups = groups.into_iter().map(group).collect();
         let threads = match threads {
             0 => std::thread::available_parallelism().map_or(1, |cores| cores.get().min(8)),
             threads => threads,
         };
         let region = region.shared().clone();
         // SAFETY: the buffers are writable, of these shapes, and live as long as the copier.
-        let inner = unsafe { copy::HostCopier::new(region, pages, blocks_per_chunk, threads) }
-            .or_raise(py)?;
-        Ok(Self { inner, _pages: buffers })
+        let inner =
+            unsafe { copy::HostCopier::new(region, rows, groups, blocks_per_chunk, threads) }
+                .or_raise(py)?;
+        Ok(Self { inner, _rows: buffers })
     }
 
-    #[getter]
-    fn chunk_bytes(&self) -> usize {
-        self.inner.chunk_bytes()
-    }
-
-    fn store(&self, block_ids: &Bound<'_, PyAny>, slots: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let py = block_ids.py();
-        let (block_ids, slots) = (ids(block_ids)?, slot_ids(slots)?);
-        // SAFETY: the slots are the caller's by `prepare_store`, and the blocks are not written
-        // meanwhile: the contract of the call in `_kvtier.pyi`.
-        py.detach(|| unsafe { self.inner.store(&block_ids, &slots) }).or_raise(py)
-    }
-
-    fn load(&self, block_ids: &Bound<'_, PyAny>, slots: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let py = block_ids.py();
-        let (block_ids, slots) = (ids(block_ids)?, slot_ids(slots)?);
-        // SAFETY: the slots are pinned by `prepare_load`, and the blocks are the caller's.
-        py.detach(|| unsafe { self.inner.load(&block_ids, &slots) }).or_raise(py)
+    fn run(&self, py: Python<'_>, group: usize, moves: &Moves) -> PyResult<usize> {
+        // SAFETY: the caller owns the destination and keeps the source unchanged: the contract of
+        // the call in `_kvtier.pyi`.
+        py.detach(|| unsafe { self.inner.run(group, &moves.inner) }).or_raise(py)
     }
 }
 
-fn describe(buffer: &PyUntypedBuffer) -> Option<Pages> {
-    let (&[blocks, page_bytes], &[stride, step]) = (buffer.shape(), buffer.strides()) else {
+fn group((block_bytes, pieces): GivenGroup) -> Group {
+    let pieces = pieces
+        .into_iter()
+        .map(|(tensor, offset, bytes, slot_offset, turns, turn)| Piece {
+            tensor,
+            offset,
+            bytes,
+            slot_offset,
+            turns,
+            turn,
+        })
+        .collect();
+    Group { block_bytes, pieces }
+}
+
+fn describe(buffer: &PyUntypedBuffer) -> Option<Rows> {
+    let (&[blocks, bytes], &[stride, step]) = (buffer.shape(), buffer.strides()) else {
         return None;
     };
     let usable = buffer.item_size() == 1 && step == 1 && !buffer.readonly();
-    usable.then_some(Pages {
+    usable.then_some(Rows {
         start: buffer.buf_ptr().cast(),
         blocks,
-        page_bytes,
+        bytes,
         stride: usize::try_from(stride).ok()?,
     })
 }
 
-fn ids(given: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    let expected = "a C-contiguous int64 array of shape (chunks, blocks_per_chunk)";
-    let array: PyReadonlyArray2<'_, i64> =
-        given.extract().map_err(|_| wrong_type("block_ids", expected, given))?;
-    let flat = array.as_slice().map_err(|_| wrong_type("block_ids", expected, given))?;
-    Ok(flat.to_vec())
-}
-
-fn slot_ids(given: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    let expected = "a C-contiguous uint32 array of shape (chunks,)";
-    let array: PyReadonlyArray1<'_, u32> =
-        given.extract().map_err(|_| wrong_type("slots", expected, given))?;
-    let flat = array.as_slice().map_err(|_| wrong_type("slots", expected, given))?;
-    Ok(flat.to_vec())
+fn ids<'py>(name: &str, given: &Bound<'py, PyAny>) -> PyResult<PyReadonlyArray1<'py, i64>> {
+    let expected = "a C-contiguous int64 array of one dimension";
+    let array: PyReadonlyArray1<'py, i64> =
+        given.extract().map_err(|_| wrong_type(name, expected, given))?;
+    array.as_slice().map_err(|_| wrong_type(name, expected, given))?;
+    Ok(array)
 }

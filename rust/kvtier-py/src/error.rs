@@ -1,6 +1,6 @@
 //! Errors of the core become the classes of `kvtier.errors`.
 
-use kvtier_core::copy::CopyError;
+use kvtier_core::copy::{CopyError, MoveError};
 use kvtier_core::index::{IndexError, UnknownPolicy};
 use kvtier_core::key::KeyError;
 use kvtier_core::manager::ManagerError;
@@ -84,6 +84,12 @@ impl PythonClass for ManagerError {
 }
 
 impl PythonClass for CopyError {
+    fn class(&self) -> &'static str {
+        "TransferError"
+    }
+}
+
+impl PythonClass for MoveError {
     fn class(&self) -> &'static str {
         "TransferError"
     }

@@ -26,7 +26,7 @@ mod _kvtier {
     use pyo3::types::PyTuple;
 
     #[pymodule_export]
-    use super::copier::HostCopier;
+    use super::copier::{HostCopier, Moves};
     #[pymodule_export]
     use super::logging::LogLines;
     #[pymodule_export]
