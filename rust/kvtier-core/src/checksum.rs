@@ -6,7 +6,7 @@
 
 use crc_fast::{CrcAlgorithm::Crc64Nvme, Digest};
 
-/// Checksum of a chunk's bytes.
+/// Checksum of a chunk, or of something that is stored beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Checksum(pub u64);
 
@@ -14,6 +14,15 @@ impl Checksum {
     /// The checksum of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         let mut digest = Digest::new(Crc64Nvme);
+        digest.update(bytes);
+        Self(digest.finalize())
+    }
+
+    /// The checksum of a chunk: of its key, then its bytes. So the bytes of another chunk, whole
+    /// as they may be, are not taken for this one's.
+    pub fn of_chunk(key: &[u8], bytes: &[u8]) -> Self {
+        let mut digest = Digest::new(Crc64Nvme);
+        digest.update(key);
         digest.update(bytes);
         Self(digest.finalize())
     }
@@ -38,6 +47,12 @@ mod tests {
             assert_ne!(Checksum::of(&bytes), whole, "bit {bit}");
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
+    }
+
+    #[test]
+    fn a_chunk_is_its_key_and_its_bytes() {
+        assert_eq!(Checksum::of_chunk(b"1234", b"56789"), Checksum::of(b"123456789"));
+        assert_ne!(Checksum::of_chunk(b"one", b"same"), Checksum::of_chunk(b"two", b"same"));
     }
 
     #[test]

@@ -296,8 +296,9 @@ impl Manager {
         let share = self.tiers[number].max_loading.saturating_sub(tier.promotions + tier.loading);
         match tier.breakers[Direction::Load as usize].state() {
             BreakerState::Closed => share,
-            BreakerState::HalfOpen => share.min(PROBE_CHUNKS.saturating_sub(tier.promotions)),
-            BreakerState::Open => 0,
+            // One look-up's, so that the probe is one job.
+            BreakerState::HalfOpen if tier.promotions == 0 => share.min(PROBE_CHUNKS),
+            BreakerState::HalfOpen | BreakerState::Open => 0,
         }
     }
 }

@@ -20,7 +20,7 @@
 //! - Every pin a job holds comes back with its result, and every job has a result.
 //! - A tier can fail, stall, lie or panic: its breaker ([`BreakerState`]) keeps it out of the
 //!   way, and what it can hold is bounded: bytes of stores queued, and a share of the slots for
-//!   loads, half of which may be late.
+//!   loads; one whose late loads hold more than half of it gets no more.
 //!
 //! # Recency
 //! Chunks of one request are ordered leaf-first: of one call the head is the most recently used,
@@ -35,6 +35,7 @@
 //! | `request.rs` | what a live request holds, and its end |
 //! | `step.rs` | the end of a step, waiting, shutdown, handing jobs to tiers |
 //! | `job.rs` | accounting for jobs: cascades, results, deadlines |
+//! | `tier.rs` | a tier as the manager knows it, and calls into it |
 //! | `reset.rs` | forgetting the primary tier under an engine that runs |
 //! | `breaker.rs`, `pressure.rs` | when a tier is switched off, when its stores are shed |
 //! | `doubts.rs` | which chunks a tier is not asked for, since it did not bring them |
@@ -50,9 +51,10 @@ mod pressure;
 mod request;
 mod reset;
 mod step;
+mod tier;
 mod transfer;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -69,21 +71,14 @@ pub use crate::tier::RequestId;
 use crate::clock::Clock;
 use crate::index::{Admission, Index, IndexError, PolicyKind, Requester, Slot};
 use crate::key::{KeyBatch, KeyError};
-use crate::log_limit::{LogLimit, limited};
 use crate::region::Region;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU32, Ordering};
-use crate::tier::{
-    Fault, JobId, Locality, Medium, Offload, Results, SecondaryTier, TierConfig, TierError,
-    TierLimits,
-};
-use breaker::Breaker;
-use doubts::Doubts;
+use crate::tier::{JobId, Offload, Results, SecondaryTier, TierConfig, TierError, TierLimits};
 use figures::Events;
 use job::Running;
 use lookup::{Promotion, Retrying};
-use pressure::Pressure;
 use request::Request;
+use tier::{Tier, TierState};
 
 /// What a look-up answers for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,36 +162,6 @@ type TierMask = u64;
 /// The most tiers a manager can have.
 pub const MAX_TIERS: usize = TierMask::BITS as usize;
 
-/// A tier as the manager knows it; what changes is in [`TierState`].
-struct Tier {
-    name: String,
-    medium: Medium,
-    locality: Locality,
-    limits: TierLimits,
-    max_queued_bytes: u64,
-    /// Slots that its loads may hold.
-    max_loading: u64,
-    inner: Box<dyn SecondaryTier>,
-    /// Ways in which it broke the contract since the last step; counted without the lock.
-    faults: [AtomicU32; Fault::ALL.len()],
-    log: LogLimit,
-}
-
-/// What the manager remembers of a tier.
-struct TierState {
-    figures: TierFigures,
-    breakers: [Breaker; 2],
-    doubts: Doubts,
-    pressure: Pressure,
-    /// Promotions queued for the end of the step.
-    promotions: u64,
-    /// Chunks of its loads under way, late ones too.
-    loading: u64,
-    /// Stores under way that nobody withdrew, oldest first, and their bytes.
-    stores: VecDeque<JobId>,
-    live_bytes: u64,
-}
-
 struct Inner {
     index: Index,
     admission: Admission,
@@ -253,15 +218,6 @@ impl Inner {
             Some(holders) if *holders > 1 => *holders -= 1,
             Some(_) => drop(self.more_holders.remove(&slot)),
             None => self.index.reclaim(slot),
-        }
-    }
-}
-
-impl TierState {
-    fn moved(&mut self, direction: Direction) -> &mut Moved {
-        match direction {
-            Direction::Load => &mut self.figures.loads,
-            Direction::Store => &mut self.figures.stores,
         }
     }
 }
@@ -450,66 +406,6 @@ impl Manager {
         call: impl FnOnce(&dyn SecondaryTier) -> T,
     ) -> Option<T> {
         self.tiers[number].call(what, call)
-    }
-}
-
-impl Tier {
-    fn new(slot: TierSlot, region: &Region) -> Self {
-        let TierSlot { name, tier, limits } = slot;
-        let half_of_region = region.bytes() as u64 / 2;
-        #[expect(clippy::cast_sign_loss, reason = "a share is above 0")]
-        let max_loading = (f64::from(region.slots()) * limits.load_share) as u64;
-        Self {
-            max_loading: max_loading.max(1),
-            medium: tier.medium(),
-            locality: tier.locality(),
-            max_queued_bytes: limits.max_queued_bytes.unwrap_or(half_of_region),
-            name,
-            limits,
-            inner: tier,
-            faults: Default::default(),
-            log: LogLimit::default(),
-        }
-    }
-
-    fn call<T>(&self, what: &'static str, call: impl FnOnce(&dyn SecondaryTier) -> T) -> Option<T> {
-        use std::panic::{AssertUnwindSafe, catch_unwind};
-        let answer = catch_unwind(AssertUnwindSafe(|| call(&*self.inner)));
-        if answer.is_err() {
-            self.note(Fault::Raised);
-            limited!(self.log, error, "tier {:?} panicked in {what}", self.name);
-        }
-        answer.ok()
-    }
-
-    /// Notes a fault; the next step counts it.
-    fn note(&self, fault: Fault) {
-        self.faults[fault as usize].fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-impl TierState {
-    fn new(limits: &TierLimits) -> Self {
-        Self {
-            figures: TierFigures::default(),
-            breakers: [Breaker::new(limits), Breaker::new(limits)],
-            doubts: Doubts::new(limits.load_deadline),
-            pressure: Pressure::new(limits.high_water, limits.low_water),
-            promotions: 0,
-            loading: 0,
-            stores: VecDeque::new(),
-            live_bytes: 0,
-        }
-    }
-
-    /// The counters, with what is not counted but is so.
-    fn current_figures(&self) -> TierFigures {
-        let mut figures = self.figures.clone();
-        figures.loads.breaker = self.breakers[Direction::Load as usize].state();
-        figures.stores.breaker = self.breakers[Direction::Store as usize].state();
-        figures.store_seconds_per_mib = self.pressure.seconds_per_mib();
-        figures.under_pressure = self.pressure.is_under();
-        figures
     }
 }
 

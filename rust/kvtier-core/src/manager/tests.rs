@@ -5,7 +5,8 @@ use super::*;
 use crate::index::State;
 use crate::region::RegionKind;
 use crate::tier::{
-    Failure, LoadJob, MemoryStore, News, Presence, Shed, StoreJob, StoreTier, Usage,
+    Failure, Fault, LoadJob, Locality, Medium, MemoryStore, News, Presence, Shed, StoreJob,
+    StoreTier, Usage,
 };
 
 mod requests;
@@ -45,7 +46,7 @@ impl HeldTier {
             let number = job.key(index)[0];
             // SAFETY: this test is the job's only worker.
             unsafe { job.place(index) }.fill(number);
-            let stored = crate::checksum::Checksum::of(&[number; 4096]);
+            let stored = crate::checksum::Checksum::of_chunk(&[number; 8], &[number; 4096]);
             job.deliver(index, stored, Duration::ZERO).expect("right");
         }
     }
@@ -262,7 +263,8 @@ fn a_promotion_keeps_what_arrived_and_a_wrong_checksum_is_a_miss() {
         // SAFETY: this test is the job's only worker.
         unsafe { job.place(index) }.fill(number);
     }
-    job.deliver(0, crate::checksum::Checksum::of(&[1; 4096]), Duration::ZERO).expect("right");
+    let stored = crate::checksum::Checksum::of_chunk(&[1; 8], &[1; 4096]);
+    job.deliver(0, stored, Duration::ZERO).expect("right");
     job.deliver(1, crate::checksum::Checksum(0), Duration::ZERO).expect_err("wrong");
     drop(job);
     manager.end_step().expect("open");

@@ -142,7 +142,14 @@ impl TierConfig {
         let limits: Map<String, Value> =
             TierLimits::FIELDS.iter().filter_map(|&name| fields.remove_entry(name)).collect();
         let limits = TierLimits::parse(limits)?;
-        let place = if kind.as_ref().is_some_and(|kind| foreign.contains(kind)) {
+        let is_foreign = kind.as_ref().is_some_and(|kind| foreign.contains(kind));
+        if let Some(kind) = kind.as_deref().filter(|kind| !Place::TYPES.contains(kind))
+            && !is_foreign
+        {
+            let known = Place::TYPES.map(|name| format!("`{name}`")).join(" or ");
+            return Err(format!("unknown type `{kind}`, expected {known}"));
+        }
+        let place = if is_foreign {
             Place::Foreign
         } else if kind.as_deref() == Some("faulty") {
             fields.remove("type");
@@ -237,8 +244,10 @@ mod tests {
 
     #[test]
     fn the_types_made_here_are_those_that_are_listed() {
-        let listed = Place::TYPES.map(|name| format!("`{name}`")).join(" or ");
-        assert!(refused(r#"[{"type":"tape"}]"#).contains(&format!("expected {listed} (")));
+        for name in Place::TYPES {
+            let message = refused(&format!(r#"[{{"type":"{name}"}}]"#));
+            assert!(message.contains("missing field"), "{message}");
+        }
     }
 
     #[test]

@@ -356,7 +356,7 @@ impl Shared {
                     // SAFETY: the inner job's result was taken, so nobody else touches the slot;
                     // the borrow ends before `deliver`.
                     let place = unsafe { job.place(index) };
-                    let stored = Checksum::of(place);
+                    let stored = Checksum::of_chunk(job.key(index), place);
                     if faults.draw("corrupt", id, part) < faults.corrupt {
                         let at = faults.draw("place", id, part) * place.len() as f64;
                         // A number below 1, times the length: a place.

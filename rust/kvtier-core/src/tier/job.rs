@@ -324,7 +324,7 @@ impl StoreJob {
     /// The checksum of a chunk: computed by the first of all tiers that needs it.
     pub fn checksum(&self, index: usize) -> Checksum {
         let known = &self.0.parts.chunks.checksums[index];
-        *known.get_or_init(|| Checksum::of(self.bytes(index)))
+        *known.get_or_init(|| Checksum::of_chunk(self.key(index), self.bytes(index)))
     }
 
     /// Reports a chunk, how long its work took, and what the tier evicted for it.
@@ -365,7 +365,7 @@ impl LoadJob {
     }
 
     /// Reports that the bytes of a chunk are in place, and the checksum they were stored with.
-    /// The chunk counts as loaded only if its bytes have this checksum.
+    /// The chunk counts as loaded only if key and bytes have this checksum.
     ///
     /// # Errors
     /// [`TierError::Corrupt`] if they have not.
@@ -374,7 +374,7 @@ impl LoadJob {
         let parts = &self.0.parts;
         // SAFETY: the worker let go of the place before it delivers, and the job owns the slot.
         let bytes = unsafe { parts.region.slot(parts.chunks.slots[index]) };
-        let good = Checksum::of(bytes) == stored;
+        let good = Checksum::of_chunk(self.key(index), bytes) == stored;
         let outcome = if good { Ok(()) } else { Err(Failure::Corrupt) };
         self.0.report(index, outcome, busy + start.elapsed());
         if good {

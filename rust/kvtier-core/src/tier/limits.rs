@@ -52,7 +52,7 @@ pub struct TierLimits {
     /// After which [`Presence::Retry`](super::Presence::Retry) counts as a miss.
     pub lookup_deadline: Duration,
     /// Part of the primary tier's slots that loads may hold, so that a tier that hangs can not
-    /// take them all. One whose late loads hold half of that gets no more.
+    /// take them all. One whose late loads hold more than half of that gets no more.
     pub load_share: f64,
     /// Bytes of stores under way above which stores are shed; half the region if not given.
     pub max_queued_bytes: Option<u64>,

@@ -32,6 +32,7 @@ features! {
     IgnoreCancel: "tier: works on when cancelled",
     LetGoLate: "tier: done, but holds on to the job",
     BreaksContract: "tier: tells of a broken contract",
+    OtherChunk: "tier: brings another chunk, whole",
     KeepBadCopy: "tier: keeps a copy known to be bad",
     // What the engine did.
     Request: "engine: request",

@@ -472,7 +472,9 @@ impl State {
             job.fail(index, Failure::Io, Duration::ZERO);
             return;
         }
-        let Some(kept) = self.tiers[number].kept.get(&key) else {
+        let other = self.tiers[number].kept.keys().copied().find(|&other| other != key);
+        let from = other.filter(|_| self.happens(number, Feature::OtherChunk)).unwrap_or(key);
+        let Some(kept) = self.tiers[number].kept.get(&from) else {
             job.fail(index, Failure::Missing, Duration::ZERO);
             return;
         };
