@@ -421,7 +421,7 @@ class Blocking(Broken):
 def blocking(method: str, **fields: Any) -> Bench:
     """A tier that is stuck in a method, until its gate opens."""
     Blocking.gate, Blocking.inside = threading.Event(), threading.Event()
-    bench = Bench(Blocking, slots=32, load_deadline_s=0.05, lookup_deadline_s=0.05, **fields)
+    bench = Bench(Blocking, slots=32, load_deadline_s=0.4, lookup_deadline_s=0.4, **fields)
     bench.store(1)
     bench.settle()
     assert isinstance(bench.tier, Blocking)
@@ -437,7 +437,7 @@ def blocking(method: str, **fields: Any) -> Bench:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_that_blocks(method: str) -> None:
-    bench = blocking(method, max_queued_bytes=5 * 4096, store_deadline_s=0.05)
+    bench = blocking(method, max_queued_bytes=5 * 4096, store_deadline_s=0.4)
     # Look-ups become misses, the breaker opens, and stores are bounded.
     bench.until(lambda: bench.manager.lookup(99, keys(9)).tolist() == [MISS])
     bench.until(lambda: bench.faults.get("blocked"))
@@ -456,7 +456,7 @@ def test_a_method_that_blocks(method: str) -> None:
 
 
 def test_stores_that_wait_for_a_blocked_tier_are_given_up_at_their_deadline() -> None:
-    bench = blocking("lookup", store_deadline_s=0.05)
+    bench = blocking("lookup", store_deadline_s=0.4)
     bench.store(2)
     assert bench.held()[0] == 1
     bench.until(lambda: bench.held() == (0, 0, 0))
