@@ -10,10 +10,12 @@
 //! it. A chunk that comes back can only be reported by [`LoadJob::deliver`], which compares.
 
 mod config;
+mod crew;
 mod error;
 mod file;
-mod format;
+mod io;
 mod job;
+mod lanes;
 mod limits;
 mod memory;
 mod store;
@@ -21,7 +23,8 @@ mod workers;
 
 pub use config::{Place, TierConfig, TierConfigError};
 pub use error::TierError;
-pub use file::{FileStore, FileStoreConfig};
+pub use file::{Audit, Distribution, FileSettings, FileTier, Finding, Inspection, inspect};
+pub use io::{DirectKind, IoKind};
 pub use job::{
     Chunks, Failure, Job, JobId, JobParts, JobResult, LoadJob, Outcome, RequestId, Results,
     StoreJob,
