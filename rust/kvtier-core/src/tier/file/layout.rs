@@ -8,8 +8,10 @@ const PAGE_U64: u64 = PAGE as u64;
 const SEGMENT_BYTES: u64 = 256 << 20;
 /// ... and there are about so many at most, so that descriptors suffice.
 const SEGMENTS: u64 = 256;
-/// Segments grow by about so much at a time.
+/// Segments grow by so much at a time at most ...
 const GROWTH_BYTES: u64 = 64 << 20;
+/// ... and a store takes so many steps at least.
+const GROWTH_STEPS: u32 = 16;
 /// The longest journal, in pages.
 const JOURNAL_PAGES: u64 = 1024;
 /// Names that fit into a page of a directory, cautiously.
@@ -110,7 +112,8 @@ impl Layout {
 
     /// Slots by which a segment grows.
     pub(super) fn growth(&self) -> u32 {
-        (GROWTH_BYTES / self.slot_bytes).clamp(1, u64::from(self.segment_slots)) as u32
+        let most = u64::from(self.slots / GROWTH_STEPS).min(u64::from(self.segment_slots));
+        (GROWTH_BYTES / self.slot_bytes).min(most).max(1) as u32
     }
 
     /// Where a slot is: its segment, and the offset in it.

@@ -142,4 +142,6 @@ impl SecondaryTier for FileTier {
 }
 
 #[cfg(test)]
+mod fault_tests;
+#[cfg(test)]
 mod tests;

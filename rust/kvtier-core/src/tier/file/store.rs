@@ -208,13 +208,13 @@ impl Store {
     /// A slot for a new key; `None` when the key is here already, which counts as use. Grows the
     /// store before it evicts.
     pub(super) fn reserve(&self, key: &[u8]) -> Result<Option<Reservation>, TierError> {
-        let mut tried = None;
+        let mut full_at = None;
         loop {
             let limit = {
                 let mut index = self.index.lock();
                 let known = index.find(key);
                 let limit = index.limit();
-                let may_grow = limit < index.capacity() && tried != Some(limit);
+                let may_grow = limit < index.capacity() && full_at != Some(limit);
                 if known.is_some() || index.free() > 0 || !may_grow {
                     if let Some(token) = known {
                         self.slots.touch(index.slot(token));
@@ -226,9 +226,9 @@ impl Store {
             let grown = self.segments.grow(limit);
             let mut index = self.index.lock();
             // Others may have grown it further since.
-            let limit = grown.max(index.limit());
-            index.set_limit(limit);
-            tried = Some(limit);
+            let now = grown.max(index.limit());
+            index.set_limit(now);
+            full_at = (now == limit).then_some(limit);
         }
     }
 

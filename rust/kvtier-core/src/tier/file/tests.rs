@@ -72,6 +72,11 @@ impl Bench {
         self.tier.submit_store(unsafe { StoreJob::new(self.parts(numbers)) });
     }
 
+    /// Waits until the job that was submitted has ended, however.
+    pub(super) fn wait_for_job(&self) {
+        self.result();
+    }
+
     /// Stores chunks; what became of each, and which keys had to go.
     pub(super) fn store(&self, numbers: &[u8]) -> (Vec<Outcome>, Vec<u8>) {
         self.submit_store(numbers);

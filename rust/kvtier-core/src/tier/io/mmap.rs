@@ -17,23 +17,22 @@ use crate::tier::lanes::Lane;
 pub(super) struct Mapped;
 
 impl Calls for Mapped {
-    fn call(&self, transfer: &Transfer) -> io::Result<usize> {
+    fn call(&self, transfer: &Transfer, most: usize) -> io::Result<usize> {
         if transfer.lane == Lane::Store {
-            return Plain.call(transfer);
+            return Plain.call(transfer, most);
         }
         let file = &*transfer.file;
-        let left = transfer.left();
-        let end = transfer.offset() + left as u64;
+        let end = transfer.offset() + most as u64;
         if file.file.metadata()?.len() < end {
             return Err(ErrorKind::UnexpectedEof.into());
         }
         let map = file.mapped()?;
         let start = transfer.offset() as usize;
-        let bytes = map.get(start..start + left).ok_or(ErrorKind::UnexpectedEof)?;
+        let bytes = map.get(start..start + most).ok_or(ErrorKind::UnexpectedEof)?;
         // SAFETY: the transfer owns the slot it loads, by `Transfer::new`; a file's map and a
         // region do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), transfer.memory(), left) };
-        Ok(left)
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), transfer.memory(), most) };
+        Ok(most)
     }
 }
 

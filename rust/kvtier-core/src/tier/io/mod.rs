@@ -12,6 +12,8 @@
 //! | [`Threads`](threads::Threads) | `pread`/`pwrite` on a few threads | where it does not |
 //! | the same, reading [`Mapped`](mmap::Mapped) | `memcpy` out of the page cache | on demand |
 
+#[cfg(test)]
+mod faults;
 mod mmap;
 mod registered;
 mod threads;
@@ -31,6 +33,8 @@ use super::lanes::Lane;
 use crate::index::Slot;
 use crate::region::{Region, SLOT_ALIGNMENT};
 
+#[cfg(test)]
+pub(super) use faults::{Fault, Script};
 pub(super) use threads::{Calls, Threads};
 pub(super) use uring::Uring;
 

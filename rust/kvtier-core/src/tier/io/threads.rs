@@ -10,28 +10,26 @@ use crate::tier::workers::Workers;
 
 /// One system call for a transfer; blocks. The place where a test breaks disks.
 pub(in crate::tier) trait Calls: Send + Sync {
-    /// Moves up to `transfer.left()` bytes; says how many.
-    fn call(&self, transfer: &Transfer) -> io::Result<usize>;
+    /// Moves up to `most` bytes, no more than are left; says how many.
+    fn call(&self, transfer: &Transfer, most: usize) -> io::Result<usize>;
 }
 
 /// `pread` and `pwrite`.
 pub(super) struct Plain;
 
 impl Calls for Plain {
-    fn call(&self, transfer: &Transfer) -> io::Result<usize> {
+    fn call(&self, transfer: &Transfer, most: usize) -> io::Result<usize> {
+        debug_assert!(most <= transfer.left());
         let file = &transfer.file.file;
         match transfer.lane {
             Lane::Load => {
                 // SAFETY: the transfer owns the slot it loads, by `Transfer::new`.
-                let place = unsafe {
-                    std::slice::from_raw_parts_mut(transfer.memory(), transfer.left())
-                };
+                let place = unsafe { std::slice::from_raw_parts_mut(transfer.memory(), most) };
                 file.read_at(place, transfer.offset())
             }
             Lane::Store => {
                 // SAFETY: nobody writes a slot that is being stored, by `Transfer::new`.
-                let bytes =
-                    unsafe { std::slice::from_raw_parts(transfer.memory(), transfer.left()) };
+                let bytes = unsafe { std::slice::from_raw_parts(transfer.memory(), most) };
                 file.write_at(bytes, transfer.offset())
             }
         }
@@ -70,7 +68,7 @@ fn run(calls: &dyn Calls, mut operation: Box<dyn Operation>) {
         return;
     };
     let outcome = loop {
-        if let Some(outcome) = transfer.advance(calls.call(&transfer)) {
+        if let Some(outcome) = transfer.advance(calls.call(&transfer, transfer.left())) {
             break outcome;
         }
     };

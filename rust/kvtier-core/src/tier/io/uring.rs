@@ -75,27 +75,21 @@ impl Uring {
     /// # Errors
     /// Where io_uring is forbidden (`EPERM`) or unknown (`ENOSYS`), or too old for what we need.
     pub(in crate::tier) fn start() -> io::Result<Self> {
-        let ring = IoUring::builder().dontfork().build(2 * DEPTH as u32)?;
-        let mut probe = Probe::new();
-        ring.submitter().register_probe(&mut probe)?;
-        let needed = [
-            opcode::Read::CODE,
-            opcode::Write::CODE,
-            opcode::ReadFixed::CODE,
-            opcode::WriteFixed::CODE,
-            opcode::PollAdd::CODE,
-        ];
-        if !needed.into_iter().all(|code| probe.is_supported(code)) {
-            return Err(ErrorKind::Unsupported.into());
-        }
-        let wake = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let shared = Arc::new(Shared {
-            queue: Mutex::new(Queue { waiting: Lanes::default(), closed: false }),
-            wake,
-            woken: AtomicBool::new(false),
-        });
+        let reactor = Reactor::new()?;
+        Self::run(reactor)
+    }
+
+    /// As `start`, with completions that a script changes.
+    #[cfg(test)]
+    pub(in crate::tier) fn start_with(script: Arc<super::Script>) -> io::Result<Self> {
+        let mut reactor = Reactor::new()?;
+        reactor.script = script;
+        Self::run(reactor)
+    }
+
+    fn run(reactor: Reactor) -> io::Result<Self> {
+        let shared = Arc::clone(&reactor.shared);
         let crew = Crew::default();
-        let reactor = Reactor::new(ring, Arc::clone(&shared));
         crew.start("kvtier-file-io".to_owned(), move || reactor.run())?;
         Ok(Self { shared, crew })
     }
@@ -148,11 +142,32 @@ struct Reactor {
     again: VecDeque<usize>,
     registered: Registered,
     listening: bool,
+    #[cfg(test)]
+    script: Arc<super::Script>,
 }
 
 impl Reactor {
-    fn new(ring: IoUring, shared: Arc<Shared>) -> Self {
-        Self {
+    fn new() -> io::Result<Self> {
+        let ring = IoUring::builder().dontfork().build(2 * DEPTH as u32)?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        let needed = [
+            opcode::Read::CODE,
+            opcode::Write::CODE,
+            opcode::ReadFixed::CODE,
+            opcode::WriteFixed::CODE,
+            opcode::PollAdd::CODE,
+        ];
+        if !needed.into_iter().all(|code| probe.is_supported(code)) {
+            return Err(ErrorKind::Unsupported.into());
+        }
+        let wake = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let shared = Arc::new(Shared {
+            queue: Mutex::new(Queue { waiting: Lanes::default(), closed: false }),
+            wake,
+            woken: AtomicBool::new(false),
+        });
+        Ok(Self {
             ring,
             shared,
             in_flight: (0..DEPTH).map(|_| None).collect(),
@@ -160,7 +175,9 @@ impl Reactor {
             again: VecDeque::new(),
             registered: Registered::default(),
             listening: false,
-        }
+            #[cfg(test)]
+            script: Arc::default(),
+        })
     }
 
     fn run(mut self) {
@@ -262,6 +279,8 @@ impl Reactor {
             let Some(in_flight) = &mut self.in_flight[place] else {
                 continue;
             };
+            #[cfg(test)]
+            let result = scripted(&self.script, in_flight.transfer.lane, result);
             let said = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
             let Some(outcome) = in_flight.transfer.advance(said) else {
                 self.again.push_back(place);
@@ -290,5 +309,20 @@ impl Reactor {
         drop(queued);
         std::mem::forget(std::mem::take(&mut self.in_flight));
         std::mem::forget(self);
+    }
+}
+
+/// What a completion says by the script: less than was moved, or an error in its place.
+#[cfg(test)]
+fn scripted(script: &super::Script, lane: Lane, result: i32) -> i32 {
+    match script.next(lane) {
+        Some(super::Fault::Short(bytes)) => result.min(bytes as i32),
+        Some(super::Fault::Error(number)) => -number,
+        Some(super::Fault::Hang(hangs, gate)) => {
+            let _ = hangs.send(());
+            let _ = gate.recv();
+            result
+        }
+        Some(super::Fault::Panic) | None => result,
     }
 }
