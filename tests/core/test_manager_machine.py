@@ -22,6 +22,7 @@ from kvtier._kvtier import POLICIES
 
 KEY_BYTES = 8
 CHUNK = 4096
+CAPACITY = 9 * 2 * CHUNK
 NUMBERS = st.lists(st.integers(0, 11), min_size=1, max_size=4, unique=True)
 
 
@@ -51,7 +52,7 @@ class TieredChunks(RuleBasedStateMachine):
         self.region = kvtier.Region(5, CHUNK, kind="anonymous")
         self.rows = np.asarray(self.region)
         tiers: list[dict[str, Any]] = [
-            {"type": "file", "path": self.path, "capacity_bytes": 9 * 2 * CHUNK, "threads": 1}
+            {"type": "file", "path": self.path, "capacity_bytes": CAPACITY, "threads": 1}
         ]
         if self.with_memory:
             tiers.insert(0, {"type": "memory", "capacity_bytes": 3 * CHUNK, "threads": 1})
@@ -123,25 +124,23 @@ class TieredChunks(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(["cut", "flip", "zeros", "gone"]), data=st.data())
     def damage(self, kind: str, data: st.DataObject) -> None:
-        files = sorted(self.path.glob("chunks/*/*.kv"))
-        if not files:
-            return
+        names = ("segment-00000", "headers", "checkpoint", "journal")
+        files = [path for name in names if (path := self.path / name).exists()]
         path = data.draw(st.sampled_from(files))
-        try:
-            raw = bytearray(path.read_bytes())
-        except FileNotFoundError:
-            return
+        length = path.stat().st_size
         if kind == "gone":
-            path.unlink(missing_ok=True)
-        elif kind == "cut":
-            path.write_bytes(raw[: data.draw(st.integers(0, max(len(raw) - 1, 0)))])
-        elif kind == "zeros":
-            path.write_bytes(bytes(len(raw)))
-        elif raw:
-            # In the header's fields or in the payload: the rest of the header page is padding.
-            places = st.one_of(st.integers(0, 103), st.integers(CHUNK, 2 * CHUNK - 1))
-            raw[min(data.draw(places), len(raw) - 1)] ^= 1 << data.draw(st.integers(0, 7))
-            path.write_bytes(raw)
+            path.unlink()
+            return
+        with path.open("r+b") as file:
+            if kind == "cut":
+                file.truncate(data.draw(st.integers(0, length)))
+            elif length > 0:
+                place = data.draw(st.integers(0, length - 1))
+                file.seek(place)
+                old = file.read(64)
+                file.seek(place)
+                bit = 1 << data.draw(st.integers(0, 7))
+                file.write(bytes([old[0] ^ bit]) if kind == "flip" else bytes(len(old)))
 
     @rule()
     def restart(self) -> None:
@@ -161,6 +160,7 @@ class TieredChunks(RuleBasedStateMachine):
         self.manager.validate()
         for tier in self.manager.stats()["tiers"].values():
             assert tier["used_bytes"] <= tier["capacity_bytes"]
+        assert sum(path.stat().st_size for path in self.path.iterdir()) <= CAPACITY
 
     def teardown(self) -> None:
         if hasattr(self, "manager"):

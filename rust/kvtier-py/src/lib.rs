@@ -12,6 +12,7 @@ mod manager;
 mod region;
 mod replay;
 mod stats;
+mod store;
 
 #[pyo3::pymodule]
 mod _kvtier {
@@ -28,6 +29,8 @@ mod _kvtier {
     use super::region::Region;
     #[pymodule_export]
     use super::replay::Trace;
+    #[pymodule_export]
+    use super::store::{StoreAudit, inspect_store};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
