@@ -10,6 +10,7 @@ BENCH_ARGS ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 300
+CRASHES ?= 240
 
 BIN := $(VENV)/bin
 WHEELS := target/wheels
@@ -65,6 +66,10 @@ test-rust: ## Run cargo fmt --check, clippy, cargo doc and cargo test
 interleavings: ## Run the threads of the core under a seeded scheduler (ITERATIONS=300)
 	RUSTFLAGS="--cfg kvtier_shuttle" cargo test --quiet --locked --package kvtier-core \
 		--target-dir target/shuttle --test interleavings
+
+.PHONY: crash
+crash: setup ## Kill a writer of the file tier at random points (CRASHES=240)
+	CRASHES=$(CRASHES) $(BIN)/python -m pytest tests/core/test_file_crash.py
 
 .PHONY: fuzz
 fuzz: ## Fuzz the index against its model (needs nightly and cargo-fuzz; FUZZ_SECONDS=300)

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-import kvtier
-from kvtier import HIT, MISS, store
 from tests.core import file_writer
 from tests.core.file_writer import BATCH, CHUNK, NUMBERS, content, key
+
+from kvtier import HIT, MISS, store
 
 ROUNDS = 5  # crashes of one store
 CRASHES = int(os.environ.get("CRASHES", "20"))
@@ -64,8 +63,11 @@ def check(path: Path, capacity: int, io: str, expected: set[int]) -> set[int]:
     for first in range(0, NUMBERS, BATCH):
         numbers = list(range(first, first + BATCH))
         batch = [key(number) for number in numbers]
-        there = [number for number, answer in zip(numbers, manager.lookup(first, batch).tolist(),
-                                                  strict=True) if answer != MISS]
+        there = [
+            number
+            for number, answer in zip(numbers, manager.lookup(first, batch).tolist(), strict=True)
+            if answer != MISS
+        ]
         assert manager.drain(30)
         if there:
             keys = [key(number) for number in there]
@@ -103,11 +105,6 @@ def test_a_killed_writer_loses_nothing_that_was_stored(tmp_path: Path, number: i
             assert len(served) >= min(len(stored), 20)
         before = served
     if number == 0:
-        descriptors = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.exists()]
+        own = Path("/proc/self/fd")
+        descriptors = [str(each.readlink()) for each in own.iterdir() if each.exists()]
         assert not [each for each in descriptors if each.startswith(str(tmp_path))]
-
-
-def test_the_writers_own_content_is_by_number() -> None:
-    assert (content(3) == content(3)).all()
-    assert (content(3) != content(4)).any()
-    assert kvtier.build_profile == "release"

@@ -1,7 +1,8 @@
 """The manager of any policy over real tiers against a model: what was stored under a key.
 
-Steps store, look up, load, damage files, and restart on the same directory. Whatever happens, a
-key that answers HIT gives the very bytes that were stored under it, and every pin comes back.
+Steps store, look up, load, damage files, restart on the same directory, and crash. Whatever
+happens, a key that answers HIT gives the very bytes that were stored under it, every pin comes
+back, the directory never holds more than its capacity, and without damage no chunk is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import kvtier
-from kvtier import HIT, HIT_PENDING, MISS
+from kvtier import HIT, HIT_PENDING, MISS, store
 from kvtier._kvtier import POLICIES
 
 KEY_BYTES = 8
@@ -39,6 +40,7 @@ class TieredChunks(RuleBasedStateMachine):
         super().__init__()
         self.path = Path(tempfile.mkdtemp(prefix="kvtier-machine-"))
         self.request = 0
+        self.damaged = False
         self.prepared: dict[int, tuple[int, int]] = {}
         self.loading: list[tuple[int, int]] = []
 
@@ -125,7 +127,10 @@ class TieredChunks(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(["cut", "flip", "zeros", "gone"]), data=st.data())
     def damage(self, kind: str, data: st.DataObject) -> None:
         names = ("segment-00000", "headers", "checkpoint", "journal")
+        self.damaged = True
         files = [path for name in names if (path := self.path / name).exists()]
+        if not files:
+            return
         path = data.draw(st.sampled_from(files))
         length = path.stat().st_size
         if kind == "gone":
@@ -144,10 +149,32 @@ class TieredChunks(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
+        held = self.file_chunks()
         self.manager.shutdown()
+        self.begin_again(held)
+
+    @rule()
+    def crash(self) -> None:
+        """Goes on with the files as the kernel has them: nothing is closed or flushed."""
+        held = self.file_chunks()
+        left = Path(tempfile.mkdtemp(prefix="kvtier-machine-"))
+        for file in self.path.iterdir():
+            shutil.copyfile(file, left / file.name)
+        self.manager.shutdown()
+        shutil.rmtree(self.path)
+        self.path = left
+        self.begin_again(held)
+
+    def begin_again(self, held: int) -> None:
         self.prepared.clear()
         self.loading.clear()
         self.start()
+        if not self.damaged:
+            assert self.file_chunks() == held
+        assert store.inspect(self.path)["damaged_headers"] == 0
+
+    def file_chunks(self) -> int:
+        return int(self.manager.stats()["tiers"]["file"]["chunks"])
 
     @invariant()
     def holds(self) -> None:

@@ -264,9 +264,7 @@ except StoreReadOnlyError as error:
     print(error)
 """
     before = {file.name: file.read_bytes() for file in path.iterdir()}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "can not be written" in done.stdout
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before

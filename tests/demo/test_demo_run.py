@@ -15,8 +15,6 @@ from kvtier.errors import ConfigError, StoreIdentityError
 from kvtier.store import inspect, verify
 
 
-
-
 def small(directory: Path | None, **changes: Any) -> DemoOptions:
     """Two sessions that push each other out of the GPU pool and out of host memory."""
     options = DemoOptions(

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from kvtier.bench.figures import Figure, alternate, compared, untaken
 from kvtier.bench.file_reopen import fill_and_kill, reopen
 from kvtier.bench.file_rivals import Fio, VllmTier, vllm_tier
 from kvtier.bench.file_store import FileStore, cpu_seconds, file_store
-from kvtier.bench.figures import Figure, alternate, compared, untaken
 
 __all__ = ["measure"]
 
@@ -155,9 +155,7 @@ def _lookup(place: Path, rounds: int) -> Iterator[Figure]:
             return (time.perf_counter() - began) / count * 1e9
 
         (taken,) = alternate(rounds, take)
-    yield compared(
-        "file.lookup", "ns", taken, target=_TARGET_LOOKUP_NS, smaller_is_better=True
-    )
+    yield compared("file.lookup", "ns", taken, target=_TARGET_LOOKUP_NS, smaller_is_better=True)
 
 
 def _reopen(place: Path, chunks: int, rounds: int) -> Iterator[Figure]:

@@ -50,8 +50,14 @@ def _capacity(chunks: int) -> int:
 
 
 def _fill(directory: Path, chunks: int) -> None:
-    settings = {"capacity_bytes": _capacity(chunks), "direct": False, "flush_interval_s": 1.0}
-    with file_store(directory, CHUNK, _BATCH * CHUNK, **settings) as store:
+    with file_store(
+        directory,
+        CHUNK,
+        _BATCH * CHUNK,
+        capacity_bytes=_capacity(chunks),
+        direct=False,
+        flush_interval_s=1.0,
+    ) as store:
         while store.next_key < chunks:
             store.count = min(_BATCH, chunks - store.next_key)
             store.store()

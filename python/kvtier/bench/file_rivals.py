@@ -64,7 +64,8 @@ class VllmTier:
         rows = np.zeros((self._count + 1, block), np.uint8)
         # Aligned, as vLLM's own region is.
         skip = -rows.ctypes.data % 4096
-        self._view = memoryview(rows.reshape(-1)[skip : skip + self._count * block])
+        aligned: Any = rows.reshape(-1)[skip : skip + self._count * block]
+        self._view = memoryview(aligned)
         self._round = self._job = 0
 
     @staticmethod
@@ -124,7 +125,7 @@ class VllmTier:
 
 @contextlib.contextmanager
 def vllm_tier(directory: Path, block: int, size: int) -> Iterator[VllmTier]:
-    """vLLM's tier, closed at the end."""
+    """VLLM's tier, closed at the end."""
     tier = VllmTier(directory, block, size)
     try:
         yield tier

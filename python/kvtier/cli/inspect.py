@@ -1,11 +1,11 @@
-"""`kvtier inspect`: whose data is in a store, and how full, old and used is it?"""
+"""`kvtier inspect`: tells whose data is in a store, and how full, old and used it is."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def _lines(found: Inspection, directory: Path) -> Iterator[str]:
 
 
 def _when(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _duration(seconds: int) -> str:

@@ -1,4 +1,4 @@
-"""`kvtier verify`: is every chunk of a store what was stored?"""
+"""`kvtier verify`: tells whether every chunk of a store is what was stored."""
 
 from __future__ import annotations
 

@@ -14,9 +14,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{
-    FileSettings, FileTier, MemoryStore, SecondaryTier, StoreTier, TierError, TierLimits,
-};
+use super::{FileSettings, FileTier, MemoryStore, SecondaryTier, StoreTier, TierError, TierLimits};
 
 /// A tier's description that cannot be used.
 #[derive(Debug, thiserror::Error)]

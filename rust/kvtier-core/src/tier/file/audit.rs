@@ -361,7 +361,11 @@ pub fn inspect(directory: &Path) -> Result<Inspection, TierError> {
     for name in [CHECKPOINT_FILE, JOURNAL_FILE] {
         if let Some(file) = files.open(name, false)? {
             sweep_pages(&file, valid.namespace, |_, page| match page {
-                FactPage::Facts(facts) => facts.iter().for_each(|fact| slots.learn(fact)),
+                FactPage::Facts(facts) => {
+                    for fact in &facts {
+                        slots.learn(fact);
+                    }
+                }
                 FactPage::Bad | FactPage::Blank => damaged_pages += 1,
             })
             .map_err(|source| files.error(name, source))?;

@@ -40,7 +40,11 @@ pub struct FileSettings {
     #[serde(default = "default_threads")]
     pub threads: usize,
     /// After which what was stored survives a power loss.
-    #[serde(default = "default_interval", deserialize_with = "interval", rename = "flush_interval_s")]
+    #[serde(
+        default = "default_interval",
+        deserialize_with = "interval",
+        rename = "flush_interval_s"
+    )]
     pub flush_interval: Duration,
     /// Free bytes of the device that growing leaves alone.
     #[serde(default)]

@@ -61,7 +61,8 @@ pub(super) fn sweep_pages(
         let read = read_up_to(file, &mut buffer, number * PAGE as u64)?;
         for bytes in buffer[..read].chunks(PAGE) {
             // A file that was cut ends with part of a page.
-            let page = bytes.try_into().map_or(FactPage::Bad, |page| read_fact_page(page, namespace));
+            let page =
+                bytes.try_into().map_or(FactPage::Bad, |page| read_fact_page(page, namespace));
             if page != FactPage::Blank {
                 see(number, page);
             }
@@ -113,7 +114,9 @@ impl Facts {
                 FactPage::Facts(facts) => {
                     found.good += 1;
                     *next = number + 1;
-                    facts.iter().for_each(|fact| slots.learn(fact));
+                    for fact in &facts {
+                        slots.learn(fact);
+                    }
                 }
                 FactPage::Bad | FactPage::Blank => found.bad += 1,
             });

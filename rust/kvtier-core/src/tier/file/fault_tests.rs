@@ -10,7 +10,8 @@ use crate::tier::Failure;
 
 /// A tier on a scripted disk, once a kind of engine.
 fn on_scripts(chunks: u64, test: impl Fn(&str, &Script, Bench, &FileSettings)) {
-    let kinds: [(&str, fn(Arc<Script>) -> std::io::Result<Box<dyn Engine>>); 2] = [
+    type Start = fn(Arc<Script>) -> std::io::Result<Box<dyn Engine>>;
+    let kinds: [(&str, Start); 2] = [
         ("threads", |script| Ok(Box::new(Threads::start(script as Arc<dyn Calls>, 1)?))),
         ("io_uring", |script| Ok(Box::new(Uring::start_with(script)?))),
     ];

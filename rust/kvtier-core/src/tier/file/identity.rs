@@ -37,8 +37,7 @@ impl Identity {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(io_error("reading", &path, source)),
         };
-        let unreadable =
-            |why: String| TierError::Unreadable { path: path.clone(), why };
+        let unreadable = |why: String| TierError::Unreadable { path: path.clone(), why };
         let mut fields: Map<String, Value> =
             serde_json::from_slice(&text).map_err(|error| unreadable(error.to_string()))?;
         match fields.get("format").and_then(Value::as_u64) {
@@ -230,7 +229,8 @@ mod tests {
         let other = identity("{\"a\":1,\"b\":{\"c\":3}}");
         let error = one.check(&other, Path::new("/x")).expect_err("another");
         let text = error.to_string();
-        let differences = "namespace.b is nothing, expected 2; namespace.b.c is 3, expected nothing";
+        let differences =
+            "namespace.b is nothing, expected 2; namespace.b.c is 3, expected nothing";
         assert!(text.contains(differences), "{text}");
         assert!(text.contains("\"c\":3") && text.contains("\"b\":2"), "{text}");
         assert_ne!(one.namespace_checksum(), other.namespace_checksum());

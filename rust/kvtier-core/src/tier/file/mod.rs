@@ -112,9 +112,8 @@ impl SecondaryTier for FileTier {
     }
 
     fn submit_store(&self, job: StoreJob) {
-        let mut chunks = (0..job.len()).map(|index| {
-            Box::new(StoreChunk::new(&self.store, &job, index)) as Box<dyn Operation>
-        });
+        let mut chunks = (0..job.len())
+            .map(|index| Box::new(StoreChunk::new(&self.store, &job, index)) as Box<dyn Operation>);
         self.engine.submit(Lane::Store, &mut chunks);
     }
 

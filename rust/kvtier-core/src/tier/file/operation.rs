@@ -37,8 +37,7 @@ impl StoreChunk {
         let slot = reservation.slot;
         self.reserved = Some((reservation, checksum));
         let (file, offset) = self.store.open_for_writing(slot)?;
-        let (region, from) =
-            (Arc::clone(self.job.region()), self.job.chunks().slots[self.index]);
+        let (region, from) = (Arc::clone(self.job.region()), self.job.chunks().slots[self.index]);
         // SAFETY: the job keeps its slots pinned, and this operation keeps the job.
         Ok(Some(unsafe { Transfer::new(Lane::Store, file, offset, region, from) }))
     }

@@ -209,9 +209,7 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 /// The lengths of all segments in a directory.
-pub(super) fn lengths(
-    directory: &Path,
-) -> Result<std::collections::BTreeMap<u32, u64>, TierError> {
+pub(super) fn lengths(directory: &Path) -> Result<std::collections::BTreeMap<u32, u64>, TierError> {
     let listed = fs::read_dir(directory).and_then(|entries| {
         let mut lengths = std::collections::BTreeMap::new();
         for entry in entries {

@@ -101,19 +101,16 @@ impl Owned {
         }
         let owner = own(path)?;
         // Read once more: another process may have made the store meanwhile.
-        match Identity::read(path)? {
-            Some(found) => {
-                identity.check(&found, path)?;
-                identity.slots_per_segment = found.slots_per_segment.max(1);
-                if identity != found {
-                    identity.write(path)?;
-                }
-            }
-            None => {
-                // What is here without an identity is nobody's.
-                remove_leftovers(path)?;
+        if let Some(found) = Identity::read(path)? {
+            identity.check(&found, path)?;
+            identity.slots_per_segment = found.slots_per_segment.max(1);
+            if identity != found {
                 identity.write(path)?;
             }
+        } else {
+            // What is here without an identity is nobody's.
+            remove_leftovers(path)?;
+            identity.write(path)?;
         }
         Ok(Self { layout: layout(&identity)?, identity, owner })
     }

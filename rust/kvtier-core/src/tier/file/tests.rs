@@ -45,7 +45,9 @@ impl Bench {
 
     fn parts(&self, numbers: &[u8]) -> JobParts {
         let mut keys = KeyBatch::empty(8);
-        numbers.iter().for_each(|&number| keys.push(&key(number)).expect("8 bytes"));
+        for &number in numbers {
+            keys.push(&key(number)).expect("8 bytes");
+        }
         let slots: Vec<u32> = (0..numbers.len() as u32).collect();
         JobParts {
             id: 1,
@@ -160,10 +162,9 @@ fn engines() -> Vec<(IoKind, DirectKind)> {
         (IoKind::Mmap, DirectKind::Auto),
     ];
     match io::Uring::start() {
-        Ok(_) => engines.extend([
-            (IoKind::Uring, DirectKind::Auto),
-            (IoKind::Uring, DirectKind::Never),
-        ]),
+        Ok(_) => {
+            engines.extend([(IoKind::Uring, DirectKind::Auto), (IoKind::Uring, DirectKind::Never)]);
+        }
         Err(error) => eprintln!("io_uring is not tested, this machine has none: {error}"),
     }
     engines
@@ -383,15 +384,21 @@ fn check(path: &Path, repair: bool) -> Vec<Finding> {
 #[test]
 fn damage_while_it_is_closed_is_found_by_an_audit_and_costs_only_its_chunks() {
     const HEADER: u64 = HEADER_BYTES as u64;
-    type Damage = fn(&Path);
     // What is damaged, which chunks are not served any more, which keys an audit names and how
     // many findings it has.
-    let kinds: [(&str, Damage, &[u8], &[u8], usize); 13] = [
+    type Case = (&'static str, fn(&Path), &'static [u8], &'static [u8], usize);
+    let kinds: [Case; 13] = [
         ("nothing", |_| {}, &[], &[], 0),
         ("header", |path| flip(&path.join(HEADERS_FILE), HEADER + 20), &[1], &[], 1),
         ("header's key", |path| flip(&path.join(HEADERS_FILE), 60), &[0], &[], 1),
         ("payload", |path| flip(&path.join("segment-00000"), 2 * CHUNK as u64 + 9), &[2], &[2], 1),
-        ("segment cut", |path| cut(&path.join("segment-00000"), CHUNK as u64 + 1), &[1, 2], &[1, 2], 2),
+        (
+            "segment cut",
+            |path| cut(&path.join("segment-00000"), CHUNK as u64 + 1),
+            &[1, 2],
+            &[1, 2],
+            2,
+        ),
         (
             "segment gone",
             |path| fs::remove_file(path.join("segment-00000")).expect("there"),
@@ -419,7 +426,13 @@ fn damage_while_it_is_closed_is_found_by_an_audit_and_costs_only_its_chunks() {
         ),
         ("checkpoint", |path| write_at(&path.join(CHECKPOINT_FILE), 9, &[1]), &[], &[], 1),
         ("journal", |path| flip(&path.join(JOURNAL_FILE), 2000), &[], &[], 1),
-        ("journal gone", |path| fs::remove_file(path.join(JOURNAL_FILE)).expect("there"), &[], &[], 1),
+        (
+            "journal gone",
+            |path| fs::remove_file(path.join(JOURNAL_FILE)).expect("there"),
+            &[],
+            &[],
+            1,
+        ),
         (
             "a chunk under another's header",
             |path| {

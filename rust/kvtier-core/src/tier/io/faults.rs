@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender};
 
-use super::threads::{Calls, Plain};
 use super::Transfer;
+use super::threads::{Calls, Plain};
 use crate::region::SLOT_ALIGNMENT;
 use crate::sync::Mutex;
 use crate::tier::lanes::Lane;

@@ -91,7 +91,8 @@ fn short_and_interrupted_calls_are_gone_on_with() {
             let bench = Bench::new(direct);
             bench.fill(1, 7);
             let faults = || {
-                let mut faults = vec![Fault::Short(5000), Fault::Short(4096), Fault::Error(libc::EINTR)];
+                let mut faults =
+                    vec![Fault::Short(5000), Fault::Short(4096), Fault::Error(libc::EINTR)];
                 faults.extend((0..50).map(|_| Fault::Error(libc::EAGAIN)));
                 faults
             };

@@ -192,7 +192,11 @@ impl Reactor {
             self.listen();
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
-                Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)
+                    ) => {}
                 Err(error) => return self.break_down(&error),
             }
             self.complete();
@@ -316,7 +320,7 @@ impl Reactor {
 #[cfg(test)]
 fn scripted(script: &super::Script, lane: Lane, result: i32) -> i32 {
     match script.next(lane) {
-        Some(super::Fault::Short(bytes)) => result.min(bytes as i32),
+        Some(super::Fault::Short(bytes)) => result.min(i32::try_from(bytes).unwrap_or(i32::MAX)),
         Some(super::Fault::Error(number)) => -number,
         Some(super::Fault::Hang(hangs, gate)) => {
             let _ = hangs.send(());
