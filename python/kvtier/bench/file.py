@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from kvtier.bench.figures import Figure, alternate, compared, untaken
-from kvtier.bench.file_reopen import fill_and_kill, reopen
+from kvtier.bench.file_reopen import FACTS, fill_and_kill, reopen
 from kvtier.bench.file_rivals import Fio, VllmTier, vllm_tier
 from kvtier.bench.file_store import FileStore, cpu_seconds, file_store
 
@@ -164,7 +164,7 @@ def _reopen(place: Path, chunks: int, rounds: int) -> Iterator[Figure]:
 
         def take(name: str = name) -> float:
             if name == "headers":
-                for facts in ("checkpoint", "journal"):
+                for facts in FACTS:
                     (place / facts).unlink()
             return reopen(place, chunks)
 

@@ -13,8 +13,10 @@ from kvtier import Manager, Region
 from kvtier.bench.file_store import KEY_BYTES, file_store
 from kvtier.errors import TierError
 
-__all__ = ["fill_and_kill", "reopen"]
+__all__ = ["FACTS", "fill_and_kill", "reopen"]
 
+# Where the order of accesses is.
+FACTS = ("checkpoint", "journal")
 CHUNK = 4096
 _BATCH = 8192
 
@@ -56,15 +58,13 @@ def _fill(directory: Path, chunks: int) -> None:
         _BATCH * CHUNK,
         capacity_bytes=_capacity(chunks),
         direct=False,
-        flush_interval_s=1.0,
+        flush_interval_s=0.2,
     ) as store:
         while store.next_key < chunks:
             store.count = min(_BATCH, chunks - store.next_key)
             store.store()
-        # Uses of all of them, more than the journal holds, and time for the flush of these.
-        store.count = _BATCH
-        store.load()
-        time.sleep(3.0)
+        while not any((directory / name).read_bytes().strip(b"\0") for name in FACTS):
+            time.sleep(0.05)  # until the first flush
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,7 +1,8 @@
 //! One process owns a store: `LOCK`, held with flock, names it.
 
 use std::fs::{File, TryLockError};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::space::{io_error, write_error};
@@ -15,7 +16,7 @@ const LOCK_FILE: &str = "LOCK";
 /// [`TierError::Locked`] with the owner's pid.
 pub(super) fn own(directory: &Path) -> Result<File, TierError> {
     let path = directory.join(LOCK_FILE);
-    let mut file = File::options()
+    let file = File::options()
         .read(true)
         .write(true)
         .create(true)
@@ -23,8 +24,8 @@ pub(super) fn own(directory: &Path) -> Result<File, TierError> {
         .open(&path)
         .map_err(|source| write_error("opening", &path, source))?;
     locked(file.try_lock(), &file, directory, &path)?;
-    file.set_len(0)
-        .and_then(|()| write!(file, "{}", std::process::id()))
+    // Over what is there: a full disk need not give a byte for it.
+    file.write_all_at(format!("{:<16}", std::process::id()).as_bytes(), 0)
         .map_err(|source| write_error("writing", &path, source))?;
     Ok(file)
 }

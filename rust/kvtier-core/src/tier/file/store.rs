@@ -248,6 +248,9 @@ impl Store {
     ) -> Result<(), TierError> {
         self.segments.written(slot);
         let sequence = self.slots.next_tick();
+        // First: a header whose writing fails may be there all the same, and goes before the slot
+        // is used again.
+        self.slots.written(slot, sequence, payload);
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         self.headers.write(
             slot,
@@ -261,7 +264,6 @@ impl Store {
                 written_at: now.map_or(0, |passed| passed.as_secs()),
             }),
         )?;
-        self.slots.written(slot, sequence, payload);
         self.index.lock().commit(token);
         Ok(())
     }

@@ -111,8 +111,12 @@ fn probe_direct(directory: &Path) -> io::Result<()> {
     let _ = std::fs::remove_file(&path);
     let file = probe?.file;
     let mut page = memmap2::MmapMut::map_anon(SLOT_ALIGNMENT)?;
-    file.write_all_at(&page, 0)?;
-    file.read_exact_at(&mut page, 0)
+    match file.write_all_at(&page, 0) {
+        // It got as far as asking for room.
+        Err(error) if error.kind() == ErrorKind::StorageFull => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => file.read_exact_at(&mut page, 0),
+    }
 }
 
 /// One slot of a region, to or from one place of a file.
