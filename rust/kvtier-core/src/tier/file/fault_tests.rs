@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::sync::mpsc::channel;
 
+use super::bench::{Bench, settings};
 use super::io::{Calls, Fault, Script, Threads, Uring};
-use super::tests::{Bench, settings};
 use super::*;
 use crate::tier::Failure;
 

@@ -141,6 +141,10 @@ impl SecondaryTier for FileTier {
 }
 
 #[cfg(test)]
+mod bench;
+#[cfg(test)]
+mod damage_tests;
+#[cfg(test)]
 mod fault_tests;
 #[cfg(test)]
 mod tests;

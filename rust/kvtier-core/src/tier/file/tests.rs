@@ -1,174 +1,20 @@
-//! A file tier by its contract: jobs in, results out, whatever happens to the files.
+//! A file tier by its contract: restarts, bounds, order, owners and identities.
 
-use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::bench::{
+    CHUNK, NAMESPACE, check, closed_store, cut, engines, flip, open, open_with, refused, settings,
+};
 use super::facts::{CHECKPOINT_FILE, JOURNAL_FILE};
-use super::format::HEADER_BYTES;
+use super::format::{HEADER_BYTES, Header, Told};
 use super::headers::HEADERS_FILE;
 use super::identity::IDENTITY_FILE;
 use super::*;
-use crate::clock::Clock;
 use crate::index::PolicyKind;
-use crate::region::{Region, RegionKind};
-use crate::tier::{Chunks, DirectKind, Failure, IoKind, JobParts, Outcome, Results};
-
-const CHUNK: usize = 8192;
-const NAMESPACE: &str = "{\"model\":\"a\"}";
-
-fn key(number: u8) -> [u8; 8] {
-    [number; 8]
-}
-
-fn chunk(number: u8) -> Vec<u8> {
-    (0..CHUNK).map(|at| number ^ at as u8 ^ (at >> 8) as u8).collect()
-}
-
-/// A tier, and a primary region to move chunks from and to.
-pub(super) struct Bench {
-    pub(super) tier: FileTier,
-    region: Arc<Region>,
-    results: Arc<Results>,
-}
-
-impl Bench {
-    pub(super) fn new(tier: FileTier) -> Self {
-        Self {
-            tier,
-            region: Region::new(16, CHUNK, RegionKind::Memfd).expect("small"),
-            results: Arc::new(Results::new(Clock::system())),
-        }
-    }
-
-    fn parts(&self, numbers: &[u8]) -> JobParts {
-        let mut keys = KeyBatch::empty(8);
-        for &number in numbers {
-            keys.push(&key(number)).expect("8 bytes");
-        }
-        let slots: Vec<u32> = (0..numbers.len() as u32).collect();
-        JobParts {
-            id: 1,
-            request: 1,
-            chunks: Arc::new(Chunks::new(keys, slots.clone(), slots)),
-            region: Arc::clone(&self.region),
-            results: Arc::clone(&self.results),
-            cancelled: Arc::default(),
-        }
-    }
-
-    fn result(&self) -> crate::tier::JobResult {
-        let deadline = Instant::now() + std::time::Duration::from_secs(60);
-        assert!(self.results.wait_until(deadline), "a job is lost");
-        self.results.take().pop_front().expect("one job at a time")
-    }
-
-    pub(super) fn submit_store(&self, numbers: &[u8]) {
-        for (slot, &number) in numbers.iter().enumerate() {
-            // SAFETY: one job at a time: nobody has the region.
-            unsafe { self.region.slot_mut(slot as u32) }.copy_from_slice(&chunk(number));
-        }
-        // SAFETY: the slots are written again only after the job's result was taken.
-        self.tier.submit_store(unsafe { StoreJob::new(self.parts(numbers)) });
-    }
-
-    /// Waits until the job that was submitted has ended, however.
-    pub(super) fn wait_for_job(&self) {
-        self.result();
-    }
-
-    /// Stores chunks; what became of each, and which keys had to go.
-    pub(super) fn store(&self, numbers: &[u8]) -> (Vec<Outcome>, Vec<u8>) {
-        self.submit_store(numbers);
-        let result = self.result();
-        (result.outcomes, result.evicted.iter().map(|key| key[0]).collect())
-    }
-
-    /// Loads chunks. What counts as loaded has the bytes that were stored.
-    pub(super) fn load(&self, numbers: &[u8]) -> Vec<Outcome> {
-        for slot in 0..numbers.len() as u32 {
-            // SAFETY: as in `submit_store`.
-            unsafe { self.region.slot_mut(slot) }.fill(0xAA);
-        }
-        // SAFETY: nobody touches the slots until the result was taken.
-        self.tier.submit_load(unsafe { LoadJob::new(self.parts(numbers)) });
-        let outcomes = self.result().outcomes;
-        for (slot, (&number, outcome)) in numbers.iter().zip(&outcomes).enumerate() {
-            if outcome.is_ok() {
-                // SAFETY: the job has ended.
-                let bytes = unsafe { self.region.slot(slot as u32) };
-                assert!(bytes == chunk(number), "wrong bytes for chunk {number}");
-            }
-        }
-        outcomes
-    }
-
-    pub(super) fn has(&self, number: u8) -> bool {
-        let mut keys = KeyBatch::empty(8);
-        keys.push(&key(number)).expect("8 bytes");
-        let mut presence = [Presence::Miss];
-        self.tier.lookup(1, &keys, &[0], &mut presence);
-        presence[0] == Presence::Hit
-    }
-
-    pub(super) fn touch(&self, number: u8) {
-        let mut keys = KeyBatch::empty(8);
-        keys.push(&key(number)).expect("8 bytes");
-        self.tier.touch(&keys);
-    }
-
-    pub(super) fn close(self) {
-        self.tier.shutdown();
-        self.tier.store.index.lock().validate().expect("no slot lost");
-    }
-}
-
-/// Room for so many chunks.
-pub(super) fn settings(path: &Path, chunks: u64) -> FileSettings {
-    let identity_bytes = 300;
-    let slot_bytes = CHUNK as u64;
-    let layout = layout::Layout { slot_bytes, segment_slots: 1 << 15, slots: chunks as u32 };
-    let capacity = layout.fixed_bytes(identity_bytes) + chunks * slot_bytes;
-    FileSettings::new(path, capacity)
-}
-
-fn open_with(settings: &FileSettings) -> Bench {
-    Bench::new(FileTier::open(settings, CHUNK, 8, NAMESPACE).expect("opens"))
-}
-
-fn open(path: &Path, chunks: u64) -> Bench {
-    open_with(&settings(path, chunks))
-}
-
-fn refused(settings: &FileSettings, namespace: &str) -> TierError {
-    FileTier::open(settings, CHUNK, 8, namespace).err().expect("refused")
-}
-
-/// Flips bits of a byte of a file.
-fn flip(path: &Path, offset: u64) {
-    let file = File::options().read(true).write(true).open(path).expect("there");
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, offset).expect("long enough");
-    file.write_all_at(&[byte[0] ^ 4], offset).expect("written");
-}
-
-/// The engines that work on this machine.
-fn engines() -> Vec<(IoKind, DirectKind)> {
-    let mut engines = vec![
-        (IoKind::Threads, DirectKind::Auto),
-        (IoKind::Threads, DirectKind::Never),
-        (IoKind::Mmap, DirectKind::Auto),
-    ];
-    match io::Uring::start() {
-        Ok(_) => {
-            engines.extend([(IoKind::Uring, DirectKind::Auto), (IoKind::Uring, DirectKind::Never)]);
-        }
-        Err(error) => eprintln!("io_uring is not tested, this machine has none: {error}"),
-    }
-    engines
-}
+use crate::tier::Failure;
 
 #[test]
 fn chunks_come_back_with_every_engine_and_survive_a_restart() {
@@ -296,21 +142,42 @@ fn the_order_of_accesses_survives_and_without_it_that_of_writing() {
 #[test]
 fn a_checkpoint_is_written_when_the_journal_is_full() {
     let directory = tempfile::tempdir().expect("temporary");
-    for round in 0..4 {
-        // A journal of one page: every second flush is a checkpoint.
-        let bench = open(directory.path(), 4);
-        bench.store(&[round]);
-        bench.close();
-    }
-    fs::remove_file(directory.path().join(JOURNAL_FILE)).expect("there");
     let bench = open(directory.path(), 4);
-    bench.load(&[0]);
+    (0..4).for_each(|number| drop(bench.store(&[number])));
+    bench.close();
+    // A journal of one page, which is full: now all is in the checkpoint.
+    let bench = open(directory.path(), 4);
+    for number in [2, 0, 3, 1] {
+        bench.load(&[number]);
+    }
     bench.close();
     fs::remove_file(directory.path().join(JOURNAL_FILE)).expect("there");
-    let inspection = inspect(directory.path()).expect("readable");
-    assert_eq!(inspection.chunks, 4);
     let bench = open(directory.path(), 4);
-    assert_eq!((0..4).filter(|&number| bench.has(number)).count(), 4);
+    let order: Vec<u8> = (10..14).flat_map(|number| bench.store(&[number]).1).collect();
+    assert_eq!(order, [2, 0, 3, 1]);
+    bench.close();
+}
+
+#[test]
+fn a_clock_that_goes_backwards_changes_no_order_and_no_age_below_nothing() {
+    let directory = tempfile::tempdir().expect("temporary");
+    closed_store(directory.path());
+    // Chunk 0 says that it was written long from now, chunk 1 in 1970.
+    let path = directory.path().join(HEADERS_FILE);
+    let mut table = fs::read(&path).expect("there");
+    for (slot, written_at) in [(0, 1 << 60), (1, 7)] {
+        let bytes = &mut table[slot * HEADER_BYTES..(slot + 1) * HEADER_BYTES];
+        let header = Header::read_from_bytes(bytes).expect("its length");
+        let told = Told { written_at, ..header.told().expect("whole") };
+        bytes.copy_from_slice(Header::new(&told).as_bytes());
+    }
+    fs::write(&path, table).expect("written");
+    let found = inspect(directory.path()).expect("readable");
+    assert_eq!((found.oldest, found.newest), (Some(7), Some(1 << 60)));
+    assert_eq!((found.ages.counts[0], found.ages.counts[found.ages.bounds.len()]), (2, 1));
+    let bench = open(directory.path(), 3);
+    let order: Vec<u8> = (10..13).flat_map(|number| bench.store(&[number]).1).collect();
+    assert_eq!(order, [0, 1, 2]);
     bench.close();
 }
 
@@ -329,179 +196,6 @@ fn what_was_written_is_found_without_a_shutdown() {
     assert_eq!(crashed.load(&[1, 2, 3]), [Ok(()); 3]);
     crashed.close();
     bench.close();
-}
-
-#[test]
-fn damage_while_it_runs_is_a_miss_and_never_bytes() {
-    type Damage = fn(&Path);
-    let kinds: [(&str, Damage, Failure); 4] = [
-        ("flip", |path| flip(path, 77), Failure::Corrupt),
-        ("cut", |path| cut(path, 100), Failure::Corrupt),
-        ("empty", |path| cut(path, 0), Failure::Corrupt),
-        ("zeros", |path| write_at(path, 0, &vec![0; CHUNK]), Failure::Corrupt),
-    ];
-    for (io, direct) in engines() {
-        for (kind, damage, failure) in kinds {
-            let directory = tempfile::tempdir().expect("temporary");
-            let settings = FileSettings { io, direct, ..settings(directory.path(), 1) };
-            let bench = open_with(&settings);
-            bench.store(&[5]);
-            damage(&directory.path().join("segment-00000"));
-            assert_eq!(bench.load(&[5]), [Err(failure)], "{kind} {io:?}");
-            assert!(!bench.has(5), "{kind} {io:?}");
-            assert_eq!(bench.store(&[5]).0, [Ok(())], "{kind} {io:?}");
-            assert_eq!(bench.load(&[5]), [Ok(())], "{kind} {io:?}");
-            bench.close();
-        }
-    }
-}
-
-fn cut(path: &Path, bytes: u64) {
-    File::options().write(true).open(path).expect("there").set_len(bytes).expect("cut");
-}
-
-fn write_at(path: &Path, offset: u64, bytes: &[u8]) {
-    let file = File::options().write(true).open(path).expect("there");
-    file.write_all_at(bytes, offset).expect("written");
-}
-
-/// A closed store with chunks 0, 1 and 2 in its slots 0, 1 and 2.
-fn closed_store(path: &Path) {
-    let bench = open(path, 4);
-    for number in 0..3 {
-        bench.store(&[number]);
-    }
-    bench.close();
-}
-
-fn check(path: &Path, repair: bool) -> Vec<Finding> {
-    let mut audit = Audit::open(path, repair).expect("a store");
-    let mut findings = audit.check_files().expect("readable");
-    findings.extend(audit.check(audit.total()).expect("readable"));
-    findings
-}
-
-#[test]
-fn damage_while_it_is_closed_is_found_by_an_audit_and_costs_only_its_chunks() {
-    const HEADER: u64 = HEADER_BYTES as u64;
-    // What is damaged, which chunks are not served any more, which keys an audit names and how
-    // many findings it has.
-    type Case = (&'static str, fn(&Path), &'static [u8], &'static [u8], usize);
-    let kinds: [Case; 13] = [
-        ("nothing", |_| {}, &[], &[], 0),
-        ("header", |path| flip(&path.join(HEADERS_FILE), HEADER + 20), &[1], &[], 1),
-        ("header's key", |path| flip(&path.join(HEADERS_FILE), 60), &[0], &[], 1),
-        ("payload", |path| flip(&path.join("segment-00000"), 2 * CHUNK as u64 + 9), &[2], &[2], 1),
-        (
-            "segment cut",
-            |path| cut(&path.join("segment-00000"), CHUNK as u64 + 1),
-            &[1, 2],
-            &[1, 2],
-            2,
-        ),
-        (
-            "segment gone",
-            |path| fs::remove_file(path.join("segment-00000")).expect("there"),
-            &[0, 1, 2],
-            &[0, 1, 2],
-            3,
-        ),
-        ("headers cut", |path| cut(&path.join(HEADERS_FILE), HEADER + 5), &[1, 2], &[], 0),
-        (
-            "headers gone",
-            |path| fs::remove_file(path.join(HEADERS_FILE)).expect("there"),
-            &[0, 1, 2],
-            &[],
-            1,
-        ),
-        (
-            "a header at another slot's place",
-            |path| {
-                let table = fs::read(path.join(HEADERS_FILE)).expect("there");
-                write_at(&path.join(HEADERS_FILE), HEADER, &table[..HEADER_BYTES]);
-            },
-            &[1],
-            &[0],
-            1,
-        ),
-        ("checkpoint", |path| write_at(&path.join(CHECKPOINT_FILE), 9, &[1]), &[], &[], 1),
-        ("journal", |path| flip(&path.join(JOURNAL_FILE), 2000), &[], &[], 1),
-        (
-            "journal gone",
-            |path| fs::remove_file(path.join(JOURNAL_FILE)).expect("there"),
-            &[],
-            &[],
-            1,
-        ),
-        (
-            "a chunk under another's header",
-            |path| {
-                let segment = fs::read(path.join("segment-00000")).expect("there");
-                write_at(&path.join("segment-00000"), 0, &segment[CHUNK..2 * CHUNK]);
-            },
-            &[0],
-            &[0],
-            1,
-        ),
-    ];
-    for (kind, damage, lost, named, findings) in kinds {
-        let directory = tempfile::tempdir().expect("temporary");
-        let path = directory.path();
-        closed_store(path);
-        damage(path);
-        let found = check(path, false);
-        assert_eq!(found.len(), findings, "{kind}: {found:?}");
-        let keys: BTreeSet<u8> =
-            found.iter().filter_map(|finding| Some(finding.key.as_ref()?[0])).collect();
-        assert_eq!(keys, named.iter().copied().collect(), "{kind}: {found:?}");
-        let bench = open(path, 4);
-        for number in 0..3 {
-            let served = bench.load(&[number]) == [Ok(())];
-            assert_eq!(served, !lost.contains(&number), "{kind}: chunk {number}");
-            assert_eq!(bench.store(&[number]).0, [Ok(())], "{kind}: chunk {number}");
-            assert_eq!(bench.load(&[number]), [Ok(())], "{kind}: chunk {number}");
-        }
-        bench.close();
-        assert_eq!(check(path, false), [], "{kind}: mended by use");
-    }
-}
-
-#[test]
-fn a_repair_drops_what_is_bad_and_nothing_else() {
-    let directory = tempfile::tempdir().expect("temporary");
-    let path = directory.path();
-    closed_store(path);
-    flip(&path.join("segment-00000"), 5);
-    flip(&path.join(HEADERS_FILE), HEADER_BYTES as u64 + 90);
-    flip(&path.join(JOURNAL_FILE), 50);
-    let found = check(path, true);
-    assert_eq!(found.len(), 3, "{found:?}");
-    assert!(found.iter().all(|finding| finding.repaired), "{found:?}");
-    assert_eq!(check(path, true), []);
-    let bench = open(path, 4);
-    assert_eq!((0..3).filter(|&number| bench.has(number)).collect::<Vec<_>>(), [2]);
-    bench.close();
-}
-
-#[test]
-fn an_inspection_tells_what_is_there_while_it_is_open_too() {
-    let directory = tempfile::tempdir().expect("temporary");
-    let bench = open(directory.path(), 4);
-    bench.store(&[0, 1, 2]);
-    (0..3).for_each(|_| drop(bench.load(&[1])));
-    let while_open = inspect(directory.path()).expect("readable");
-    assert_eq!(while_open.owner, Some(std::process::id().to_string()));
-    assert_eq!((while_open.chunks, while_open.slots), (3, 4));
-    bench.close();
-    let closed = inspect(directory.path()).expect("readable");
-    assert_eq!(closed.owner, None);
-    assert_eq!(closed.namespace, serde_json::json!({"model": "a"}));
-    assert_eq!(closed.used_bytes, 3 * CHUNK as u64);
-    assert!(closed.allocated_bytes <= closed.capacity_bytes);
-    assert_eq!(closed.ages.counts.iter().sum::<u64>(), 3);
-    let three = closed.hits.bounds.partition_point(|&bound| bound < 3);
-    assert_eq!((closed.hits.counts[0], closed.hits.counts[three]), (2, 1));
-    assert!(closed.oldest <= closed.newest && closed.oldest.is_some());
 }
 
 #[test]

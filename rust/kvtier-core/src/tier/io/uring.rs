@@ -37,6 +37,8 @@ use crate::tier::lanes::{Lane, Lanes};
 
 /// Transfers in the ring at once.
 const DEPTH: usize = 32;
+/// Completions taken at once: the ring is filled again before the rest is checked.
+const AT_ONCE: usize = 8;
 /// The most bytes of one request; the rest follows.
 const MAX_BYTES: usize = 1 << 30;
 /// Marks the completion of the eventfd's poll.
@@ -268,8 +270,12 @@ impl Reactor {
     }
 
     fn complete(&mut self) {
-        let done: Vec<(u64, i32)> =
-            self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+        let done: Vec<(u64, i32)> = self
+            .ring
+            .completion()
+            .take(AT_ONCE)
+            .map(|entry| (entry.user_data(), entry.result()))
+            .collect();
         for (place, result) in done {
             if place == WAKE {
                 self.listening = false;
