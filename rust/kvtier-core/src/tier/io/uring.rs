@@ -37,7 +37,8 @@ use crate::tier::lanes::{Lane, Lanes};
 
 /// Transfers in the ring at once.
 const DEPTH: usize = 32;
-/// Completions taken at once: the ring is filled again before the rest is checked.
+/// Operations begun, and completions taken, at once: their checksums must not keep the disk
+/// waiting.
 const AT_ONCE: usize = 8;
 /// The most bytes of one request; the rest follows.
 const MAX_BYTES: usize = 1 << 30;
@@ -135,6 +136,17 @@ struct InFlight {
     operation: Box<dyn Operation>,
 }
 
+/// What a reactor does next.
+#[derive(PartialEq, Eq)]
+enum Next {
+    /// Begin more operations, there may be some.
+    More,
+    /// Wait for a completion.
+    Wait,
+    /// End, after the last completion: the engine was closed.
+    End,
+}
+
 struct Reactor {
     ring: IoUring,
     shared: Arc<Shared>,
@@ -187,12 +199,13 @@ impl Reactor {
             while let Some(place) = self.again.pop_front() {
                 self.push(place);
             }
-            let closed = self.begin();
-            if closed && self.free.len() == DEPTH {
+            let next = self.begin();
+            if next == Next::End && self.free.len() == DEPTH {
                 return;
             }
             self.listen();
-            match self.ring.submit_and_wait(1) {
+            let completions = usize::from(next != Next::More);
+            match self.ring.submit_and_wait(completions) {
                 Ok(_) => {}
                 Err(error)
                     if matches!(
@@ -205,14 +218,18 @@ impl Reactor {
         }
     }
 
-    /// Begins operations while there is room; says whether the engine was closed.
-    fn begin(&mut self) -> bool {
-        while let Some(&place) = self.free.last() {
+    /// Begins a few operations, if there is room.
+    fn begin(&mut self) -> Next {
+        for _ in 0..AT_ONCE {
+            let Some(&place) = self.free.last() else {
+                return Next::Wait;
+            };
             let mut operation = {
                 let mut queue = self.shared.queue.lock();
                 match queue.waiting.pop() {
                     Some(operation) => operation,
-                    None => return queue.closed,
+                    None if queue.closed => return Next::End,
+                    None => return Next::Wait,
                 }
             };
             let begun = catch_unwind(AssertUnwindSafe(|| operation.begin()));
@@ -226,7 +243,7 @@ impl Reactor {
                 Err(_) => log::error!("a tier's operation panicked; its chunk counts as lost"),
             }
         }
-        false
+        Next::More
     }
 
     /// Queues the request for what is left of a transfer.
