@@ -12,6 +12,7 @@ PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 300
 FIRST ?= 0
 SEEDS ?= 100000
+CRASHES ?= 240
 
 BIN := $(VENV)/bin
 WHEELS := target/wheels
@@ -76,6 +77,9 @@ simulate: ## Run the manager, simulated with every fault, from seed FIRST on (FI
 .PHONY: mutations
 mutations: ## Plant bugs in the core, one at a time: the simulation must find each in 1,000 seeds
 	$(PYTHON) rust/kvtier-core/tests/simulation/mutations/plant.py
+.PHONY: crash
+crash: setup ## Kill a writer of the file tier at random points (CRASHES=240)
+	CRASHES=$(CRASHES) $(BIN)/python -m pytest tests/core/test_file_crash.py
 
 .PHONY: fuzz
 fuzz: ## Fuzz the index against its model (needs nightly and cargo-fuzz; FUZZ_SECONDS=300)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kvtier import store
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -15,7 +17,7 @@ def test_the_library_example_runs(tmp_path: Path) -> None:
     code = code.replace("/tmp/kvtier-store", str(tmp_path))
     code += "\nassert (manager.stats()['primary']['loaded_chunks']) == 2\n"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
-    assert len(list(tmp_path.glob("chunks/*/*.kv"))) == 2
+    assert store.inspect(tmp_path)["chunks"] == 2
 
 
 def test_make_targets_in_the_readme_exist() -> None:

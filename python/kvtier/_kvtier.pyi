@@ -29,11 +29,13 @@ __all__ = [
     "Moves",
     "PreparedStore",
     "Region",
+    "StoreAudit",
     "TierJob",
     "TierPort",
     "Trace",
     "__version__",
     "build_profile",
+    "inspect_store",
 ]
 
 Keys: TypeAlias = Sequence[bytes] | NDArray[np.uint8]
@@ -371,3 +373,30 @@ class LogLines:
     def open() -> LogLines | None: ...
     def next(self) -> tuple[int, str] | None: ...
     def close(self) -> None: ...
+
+def inspect_store(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What is in a file tier's directory, as `kvtier.store.Inspection` lists it.
+
+    Changes nothing; somebody may have the store open. Raises `TierError` when there is no store,
+    `StoreFormatError` for another version, `StoreDamagedError` when it does not say whose it is.
+    """
+
+@final
+class StoreAudit:
+    """Checks a file tier's directory step by step, headers and payloads.
+
+    Nobody may have it open (`StoreLockedError`). With `repair` what is bad is dropped. Findings are
+    tuples of the key (None where it can not be told), the place, which part is bad, and whether
+    it was dropped.
+    """
+
+    def __new__(cls, path: str | os.PathLike[str], *, repair: bool = False) -> StoreAudit: ...
+    @property
+    def total(self) -> int:
+        """Headers there are."""
+    def check_files(self) -> list[tuple[bytes | None, str, str, bool]]:
+        """Checks checkpoint and journal, and that no file is missing."""
+    def check(self, count: int) -> list[tuple[bytes | None, str, str, bool]]:
+        """Checks up to `count` more chunks."""
+    def close(self) -> None:
+        """Lets go of the directory."""

@@ -8,7 +8,12 @@ Tiers are plain dicts, checked before anything is opened:
 | `name` | all | name in figures and events | the type |
 | `capacity_bytes` | memory, file | bytes the tier may take | required |
 | `path` | file | directory, made if absent, owned by one process at a time | required |
-| `threads` | memory, file | worker threads, 1 to 64 | 2 |
+| `threads` | memory, file | worker threads, 1 to 64; with io_uring a file tier has one | 2 |
+| `policy` | file | which chunks go first, as `Manager(policy=...)` | `"lru"` |
+| `io` | file | `"auto"`, `"uring"`, `"threads"` or `"mmap"`, see below | `"auto"` |
+| `direct` | file | past the page cache: `"auto"`, `True` or `False` | `"auto"` |
+| `flush_interval_s` | file | seconds of stores that a power loss may lose | 5 |
+| `min_free_bytes` | file | free bytes of the device that it leaves alone when it grows | 0 |
 | `load_deadline_s` | all | seconds after which a load is a miss | 5 |
 | `store_deadline_s` | all | seconds after which a store is given up | 30 |
 | `lookup_deadline_s` | all | seconds a request is told RETRY, then it is a miss | 1 |
@@ -21,6 +26,11 @@ Tiers are plain dicts, checked before anything is opened:
 | `breaker_pause_s` | all | seconds until it is probed; doubles with each failed probe | 1 |
 | `breaker_max_pause_s` | all | the longest pause | 60 |
 | `offload` | all | `"chunk"`: new chunks only; `"request"`: all chunks of a request | `"chunk"` |
+
+A file tier takes its space as it fills, never more than `capacity_bytes`; `docs/file-format.md`
+says what is in it and what survives which crash. `io="auto"` is io_uring where the kernel allows
+it, else threads; `"mmap"` copies reads out of the page cache, for data that fits into it, and
+wants a disk that one trusts (an I/O error while reading ends the process).
 
 Under pressure a tier gets a store only when it has none under way. Loads are never shed. Loads
 and stores have a breaker each, since a full disk can still be read.
@@ -78,6 +88,11 @@ class FileTierConfig(TierLimits):
     path: str | os.PathLike[str]
     capacity_bytes: int
     threads: NotRequired[int]
+    policy: NotRequired[str]
+    io: NotRequired[Literal["auto", "uring", "threads", "mmap"]]
+    direct: NotRequired[Literal["auto"] | bool]
+    flush_interval_s: NotRequired[float]
+    min_free_bytes: NotRequired[int]
 
 
 class PrimaryStats(TypedDict):

@@ -23,8 +23,11 @@ __all__ = [
     "PoolExhaustedError",
     "RegionError",
     "SharingError",
+    "StoreDamagedError",
+    "StoreFormatError",
     "StoreIdentityError",
     "StoreLockedError",
+    "StoreReadOnlyError",
     "TierError",
     "TransferError",
     "UnknownKeyError",
@@ -89,6 +92,18 @@ class StoreIdentityError(TierError):
 
 class StoreLockedError(TierError):
     """Another process owns the store; its pid is in the message."""
+
+
+class StoreFormatError(TierError):
+    """A store of another version of the format; nothing was changed."""
+
+
+class StoreDamagedError(TierError):
+    """A store that does not say any more whose data it holds; nothing was changed."""
+
+
+class StoreReadOnlyError(TierError):
+    """The store's directory can not be written."""
 
 
 class LayoutError(KvTierError, ValueError):

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -95,3 +96,19 @@ def test_parsing_imports_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "kvtier.bench.transfer")
     assert main(["bench", "transfer", "--help"]) == 0
     assert "kvtier.bench.transfer" not in sys.modules
+
+
+def test_the_file_tier_is_measured_beside_what_is_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--size", "2MiB", "--chunks", "500", "--rounds", "1", "--directory", str(tmp_path))
+    code = main(["bench", "file", "--json", *flags])
+    out, err = capsys.readouterr()
+    figures = {figure["name"]: figure for figure in json.loads(out)["figures"]}
+    untaken = {name for name, figure in figures.items() if figure["value"] is None}
+    assert code == (1 if untaken else 0), err
+    assert all(name.endswith(".vllm") for name in untaken), "what is not installed"
+    for name in ("store.1MiB.direct", "load.64KiB.direct", "load.1MiB.warm", "lookup"):
+        assert figures[f"file.{name}"]["value"] > 0
+    assert {"file.reopen.500.checkpoint", "file.reopen.500.headers"} <= set(figures)
+    assert list(tmp_path.iterdir()) == []

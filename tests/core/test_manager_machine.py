@@ -1,8 +1,9 @@
 """The manager of any policy over real tiers against a model: what was stored under a key.
 
-Steps store, look up, load, damage files, reset, and restart on the same directory, with a file
-tier that also fails by itself. Whatever happens, a key that answers HIT gives the very bytes that
-were stored under it, and every pin comes back.
+Steps store, look up, load, damage files, reset, restart on the same directory, and crash, with a
+file tier that also fails by itself. Whatever happens, a key that answers HIT gives the very bytes
+that were stored under it, every pin comes back, the directory never holds more than its capacity,
+and without damage no chunk is lost.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import kvtier
-from kvtier import HIT, HIT_PENDING, MISS
+from kvtier import HIT, HIT_PENDING, MISS, store
 from kvtier._kvtier import POLICIES
 
 KEY_BYTES = 8
@@ -29,6 +30,7 @@ FAULTS: list[dict[str, float]] = [
     {"seed": 1, "loss": 0.2, "partial": 0.2, "corrupt": 0.2, "full": 0.2},
     {"seed": 2, "lie": 0.3, "panic": 0.1, "crash_after": 12},
 ]
+CAPACITY = 9 * 2 * CHUNK
 NUMBERS = st.lists(st.integers(0, 11), min_size=1, max_size=4, unique=True)
 
 
@@ -45,6 +47,7 @@ class TieredChunks(RuleBasedStateMachine):
         super().__init__()
         self.path = Path(tempfile.mkdtemp(prefix="kvtier-machine-"))
         self.request = 0
+        self.damaged = False
         self.prepared: dict[int, tuple[int, int]] = {}
         self.loading: list[tuple[int, int]] = []
 
@@ -61,7 +64,7 @@ class TieredChunks(RuleBasedStateMachine):
         self.region = kvtier.Region(5, CHUNK, kind="anonymous")
         self.rows = np.asarray(self.region)
         tiers: list[dict[str, Any]] = [
-            {"type": "file", "path": self.path, "capacity_bytes": 9 * 2 * CHUNK, "threads": 1}
+            {"type": "file", "path": self.path, "capacity_bytes": CAPACITY, "threads": 1}
         ]
         if self.with_memory:
             tiers.insert(0, {"type": "memory", "capacity_bytes": 3 * CHUNK, "threads": 1})
@@ -140,25 +143,26 @@ class TieredChunks(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(["cut", "flip", "zeros", "gone"]), data=st.data())
     def damage(self, kind: str, data: st.DataObject) -> None:
-        files = sorted(self.path.glob("chunks/*/*.kv"))
+        names = ("segment-00000", "headers", "checkpoint", "journal")
+        self.damaged = True
+        files = [path for name in names if (path := self.path / name).exists()]
         if not files:
             return
         path = data.draw(st.sampled_from(files))
-        try:
-            raw = bytearray(path.read_bytes())
-        except FileNotFoundError:
-            return
+        length = path.stat().st_size
         if kind == "gone":
-            path.unlink(missing_ok=True)
-        elif kind == "cut":
-            path.write_bytes(raw[: data.draw(st.integers(0, max(len(raw) - 1, 0)))])
-        elif kind == "zeros":
-            path.write_bytes(bytes(len(raw)))
-        elif raw:
-            # In the header's fields or in the payload: the rest of the header page is padding.
-            places = st.one_of(st.integers(0, 103), st.integers(CHUNK, 2 * CHUNK - 1))
-            raw[min(data.draw(places), len(raw) - 1)] ^= 1 << data.draw(st.integers(0, 7))
-            path.write_bytes(raw)
+            path.unlink()
+            return
+        with path.open("r+b") as file:
+            if kind == "cut":
+                file.truncate(data.draw(st.integers(0, length)))
+            elif length > 0:
+                place = data.draw(st.integers(0, length - 1))
+                file.seek(place)
+                old = file.read(64)
+                file.seek(place)
+                bit = 1 << data.draw(st.integers(0, 7))
+                file.write(bytes([old[0] ^ bit]) if kind == "flip" else bytes(len(old)))
 
     @rule()
     def reset(self) -> None:
@@ -169,10 +173,32 @@ class TieredChunks(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
+        held = self.file_chunks()
         self.manager.shutdown()
+        self.begin_again(held)
+
+    @rule()
+    def crash(self) -> None:
+        """Goes on with the files as the kernel has them: nothing is closed or flushed."""
+        held = self.file_chunks()
+        left = Path(tempfile.mkdtemp(prefix="kvtier-machine-"))
+        for file in self.path.iterdir():
+            shutil.copyfile(file, left / file.name)
+        self.manager.shutdown()
+        shutil.rmtree(self.path)
+        self.path = left
+        self.begin_again(held)
+
+    def begin_again(self, held: int) -> None:
         self.prepared.clear()
         self.loading.clear()
         self.start()
+        if not self.damaged:
+            assert self.file_chunks() == held
+        assert store.inspect(self.path)["damaged_headers"] == 0
+
+    def file_chunks(self) -> int:
+        return int(self.manager.stats()["tiers"]["file"]["chunks"])
 
     @invariant()
     def holds(self) -> None:
@@ -185,6 +211,7 @@ class TieredChunks(RuleBasedStateMachine):
         self.manager.validate()
         for tier in self.manager.stats()["tiers"].values():
             assert tier["used_bytes"] <= tier["capacity_bytes"]
+        assert sum(path.stat().st_size for path in self.path.iterdir()) <= CAPACITY
 
     def teardown(self) -> None:
         if hasattr(self, "manager"):

@@ -139,7 +139,7 @@ def running_demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     )
     try:
         deadline = time.monotonic() + 60
-        while not any(store.glob("chunks/*/*.kv")):
+        while not any(store.glob("segment-*")):
             assert time.monotonic() < deadline
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.02)  # the pause between two looks, and a look at the process

@@ -72,7 +72,7 @@ def test_default_pools_follow_the_session() -> None:
         ({"gpu_blocks": 199}, r"one session needs 200: use --gpu-blocks 200 or --gpu-pool 19MiB"),
         ({"gpu_bytes": 2**20}, r"the GPU pool has 10 blocks"),
         ({"host_bytes": 4096}, r"--host of 4096 bytes is smaller than one chunk of 786432"),
-        ({"disk_bytes": 4096}, r"--disk of 4096 bytes is smaller than one chunk of 790528"),
+        ({"disk_bytes": 4096}, r"--disk of 4096 bytes is smaller than one chunk of 851968"),
     ],
 )
 def test_pools_that_are_too_small(change: dict[str, Any], complaint: str) -> None:

@@ -25,10 +25,13 @@ class TestFileTier(kvtier.testing.TierConformance):
         return {"type": "file", "path": path, "capacity_bytes": capacity_bytes}
 
     def damage(self, path: Path) -> None:
-        for file in path.glob("chunks/*/*.kv"):
-            raw = bytearray(file.read_bytes())
-            raw[-1] ^= 1
-            file.write_bytes(raw)
+        for segment in path.glob("segment-*"):
+            with segment.open("r+b") as file:
+                for page in range(0, segment.stat().st_size, 4096):
+                    file.seek(page)
+                    byte = file.read(1)[0]
+                    file.seek(page)
+                    file.write(bytes([byte ^ 1]))
 
 
 class Concurrent(kvtier.SecondaryTier):

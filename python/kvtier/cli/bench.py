@@ -30,8 +30,19 @@ def _transfer_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _file_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--directory", metavar="DIR", help="on the disk to measure")
+    parser.add_argument(
+        "--size", type=parse_size, default="512MiB", metavar="SIZE", help="of one round"
+    )
+    parser.add_argument(
+        "--chunks", type=int, default=1_000_000, metavar="N", help="of the store to reopen"
+    )
+
+
 _QUESTIONS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "transfer": ("KV cache to slots and back, beside plain copies of the size", _transfer_flags),
+    "file": ("the file tier, beside fio and vLLM's on the same directory", _file_flags),
 }
 
 

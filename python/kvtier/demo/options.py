@@ -14,6 +14,9 @@ from kvtier.errors import ConfigError
 
 __all__ = ["DemoOptions", "DemoSizes", "ModelSizes", "default_threads"]
 
+# What the file tier's own files take in a small store, cautiously.
+_STORE_BYTES = 64 << 10
+
 
 @dataclass(frozen=True)
 class ModelSizes:
@@ -140,7 +143,7 @@ class DemoSizes:
                 f"use --gpu-blocks {session_blocks} or --gpu-pool "
                 f"{-(-session_bytes // 2**20)}MiB or more"
             )
-        # A slot is rounded up to whole pages of 4096 bytes, a chunk file has one page more.
+        # A slot is rounded up to whole pages of 4096 bytes.
         slot_bytes = -(-options.chunk_bytes // 4096) * 4096
         host_bytes = options.host_bytes
         if host_bytes is None:
@@ -148,10 +151,10 @@ class DemoSizes:
         disk_bytes = options.disk_bytes
         if disk_bytes is None:
             session_chunks = -(-session_blocks // options.blocks_per_chunk)
-            disk_bytes = (options.sessions * session_chunks + 1) * (slot_bytes + 4096)
+            disk_bytes = options.sessions * session_chunks * (slot_bytes + 4096) + _STORE_BYTES
         for flag, given, needed in (
             ("--host", host_bytes, slot_bytes),
-            ("--disk", disk_bytes, slot_bytes + 4096),
+            ("--disk", disk_bytes, slot_bytes + _STORE_BYTES),
         ):
             if given < needed:
                 raise ConfigError(

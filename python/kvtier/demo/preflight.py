@@ -96,9 +96,7 @@ def _check_directory(directory: Path, capacity: int) -> None:
 
 
 def _held_bytes(directory: Path) -> int:
-    """Bytes of the chunk files that a store in `directory` has already."""
-    return sum(
-        (Path(folder) / name).lstat().st_size
-        for folder, _, names in os.walk(directory / "chunks")
-        for name in names
-    )
+    """Bytes of the files that a store in `directory` has already."""
+    if not (directory / "kvtier.json").is_file():
+        return 0
+    return sum(path.lstat().st_size for path in directory.iterdir() if path.is_file())

@@ -79,6 +79,7 @@ def run_demo(
             # The disk is meant to hold everything, so a slow one must hold stores up (then
             # `prepare_store` has no room) and not have them shed.
             "max_queued_bytes": region.nbytes,
+            "high_water_s_per_mib": 60.0,
         }
         manager = Manager(region, [tier], namespace=_namespace(config, plan, kv_cache.groups))
         stack.callback(manager.shutdown)

@@ -63,7 +63,13 @@ impl PythonClass for TierError {
         match self {
             Self::Identity { .. } => "StoreIdentityError",
             Self::Locked { .. } => "StoreLockedError",
-            Self::Capacity { .. } | Self::DeviceTooSmall { .. } => "ConfigError",
+            Self::Format { .. } => "StoreFormatError",
+            Self::Unreadable { .. } => "StoreDamagedError",
+            Self::ReadOnly { .. } => "StoreReadOnlyError",
+            Self::Capacity { .. }
+            | Self::DeviceTooSmall { .. }
+            | Self::Setting(_)
+            | Self::Unsupported { .. } => "ConfigError",
             Self::Region(error) => error.class(),
             Self::Index(error) => error.class(),
             _ => "TierError",

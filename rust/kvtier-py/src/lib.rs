@@ -15,6 +15,7 @@ mod manager;
 mod region;
 mod replay;
 mod stats;
+mod store;
 mod tier;
 
 #[pyo3::pymodule]
@@ -35,6 +36,8 @@ mod _kvtier {
     use super::region::Region;
     #[pymodule_export]
     use super::replay::Trace;
+    #[pymodule_export]
+    use super::store::{StoreAudit, inspect_store};
     #[pymodule_export]
     use super::tier::{TierJob, TierPort};
 

@@ -189,7 +189,9 @@ pub struct Index {
     entries: Vec<Entry>,
     keys: Vec<u8>,
     free_tokens: Vec<Token>,
-    /// Slots `next_slot..capacity` were never used; used and free ones are in `free_slots`.
+    /// Slots from here on are not given out yet.
+    limit: u32,
+    /// Slots `next_slot..limit` were never used; used and free ones are in `free_slots`.
     free_slots: Vec<Slot>,
     next_slot: Slot,
     policy: Box<dyn Policy>,
@@ -238,6 +240,7 @@ impl Index {
         }
         Ok(Self {
             capacity,
+            limit: capacity,
             key_bytes,
             hasher: FixedState::default(),
             table: Table::new(capacity as usize),

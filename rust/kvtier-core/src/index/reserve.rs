@@ -130,11 +130,6 @@ impl Index {
         Ok(Some(Reserved { indices, tokens, slots, evicted }))
     }
 
-    /// Slots that no entry holds.
-    fn free(&self) -> usize {
-        self.free_slots.len() + (self.capacity - self.next_slot) as usize
-    }
-
     /// Evicts `count` entries that the running call did not mark; there are as many.
     fn evict(&mut self, count: usize) -> KeyBatch {
         let mut evicted = KeyBatch::with_capacity(count, self.key_bytes);

@@ -5,33 +5,58 @@ use super::{
 };
 
 impl Index {
+    /// Slots from `limit` on are not given out, until it is raised: a medium that grows. It is the
+    /// capacity unless it was set, and never less than what was given out.
+    pub fn set_limit(&mut self, limit: u32) {
+        debug_assert!((self.next_slot..=self.capacity).contains(&limit));
+        self.limit = limit;
+    }
+
+    /// Below which number slots are given out.
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// Slots below the limit that no entry holds.
+    pub fn free(&self) -> usize {
+        self.free_slots.len() + (self.limit - self.next_slot) as usize
+    }
+
     /// Fills an empty index with keys that hold their slots already, least recently used first.
-    /// A key that comes twice, and a slot past the capacity or taken before, is passed over:
-    /// `adopted` tells the caller which ones were taken.
+    /// Of two with one key the later one counts; a slot that was taken before is passed over.
+    /// `dropped` is told of slots past the limit, and of those of earlier copies.
     pub fn restore<'k>(
         &mut self,
         found: impl Iterator<Item = (&'k [u8], Slot)>,
-        mut adopted: impl FnMut(bool),
+        mut dropped: impl FnMut(Slot),
     ) {
         debug_assert!(self.is_empty() && self.next_slot == 0);
         self.begin_call();
-        let mut used = vec![false; self.capacity as usize];
+        let mut used = vec![false; self.limit as usize];
         for (key, slot) in found {
-            let free = used.get(slot as usize).is_some_and(|used| !used);
-            let hash = hash(&self.hasher, key);
-            let absent = self.table.find(hash, |token| self.key(token) == key).is_none();
-            let token =
-                (free && absent).then(|| self.insert_absent(key, hash, Writer::Store, ANYONE));
-            if let Some(token) = token {
-                used[slot as usize] = true;
-                self.entries[token as usize].slot = slot;
-                self.policy.admit(token, hash, NIL);
-                self.commit(token);
+            match used.get_mut(slot as usize) {
+                None => {
+                    dropped(slot);
+                    continue;
+                }
+                Some(true) => continue,
+                Some(used) => *used = true,
             }
-            adopted(token.is_some());
+            let hash = hash(&self.hasher, key);
+            if let Some(token) = self.table.find(hash, |token| self.key(token) == key) {
+                let earlier = std::mem::replace(&mut self.entries[token as usize].slot, slot);
+                used[earlier as usize] = false;
+                dropped(earlier);
+                self.policy.touch(token, false);
+                continue;
+            }
+            let token = self.insert_absent(key, hash, Writer::Store, ANYONE);
+            self.entries[token as usize].slot = slot;
+            self.policy.admit(token, hash, NIL);
+            self.commit(token);
         }
-        self.next_slot = self.capacity;
-        self.free_slots.extend((0..self.capacity).rev().filter(|&slot| !used[slot as usize]));
+        self.next_slot = self.limit;
+        self.free_slots.extend((0..self.limit).rev().filter(|&slot| !used[slot as usize]));
     }
 
     /// The write is over and good: the entry becomes ready, and evictable.

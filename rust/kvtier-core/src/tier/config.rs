@@ -5,12 +5,11 @@
 //! | `type` | all | `"memory"`, `"file"`, `"faulty"`, or a tier made elsewhere | required |
 //! | `name` | all | name in figures and events | the type |
 //! | `capacity_bytes` | memory, file | bytes the tier may take | required |
-//! | `path` | file | directory | required |
 //! | `threads` | memory, file | worker threads, 1 to 64 | 2 |
 //! | `inner` | faulty | the tier that does the work | required |
 //! | `faults` | faulty | what goes wrong: [`Faults`] | nothing |
 //!
-//! and the [limits](super::TierLimits) that every tier takes.
+//! the fields of [`FileSettings`], and the [limits](super::TierLimits) that every tier takes.
 
 use std::path::PathBuf;
 
@@ -18,8 +17,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    Faults, FaultyTier, FileStore, FileStoreConfig, MemoryStore, SecondaryTier, StoreTier,
-    TierError, TierLimits,
+    Faults, FaultyTier, FileSettings, FileTier, MemoryStore, SecondaryTier, StoreTier, TierError,
+    TierLimits,
 };
 
 /// A tier's description that cannot be used.
@@ -56,15 +55,7 @@ pub enum Place {
         threads: usize,
     },
     /// Files of a directory.
-    File {
-        /// The directory.
-        path: PathBuf,
-        /// Bytes it may take.
-        capacity_bytes: u64,
-        /// Worker threads.
-        #[serde(default = "two")]
-        threads: usize,
-    },
+    File(FileSettings),
     /// A tier that goes wrong on purpose, around another: for tests.
     #[serde(skip)]
     Faulty {
@@ -163,7 +154,7 @@ impl TierConfig {
                 format!("{error} (every tier also takes name, {})", TierLimits::FIELDS.join(", "))
             })?
         };
-        if let Place::Memory { threads, .. } | Place::File { threads, .. } = &place
+        if let Place::Memory { threads, .. } | Place::File(FileSettings { threads, .. }) = &place
             && !(1..=64).contains(threads)
         {
             return Err(format!("threads = {threads} is not between 1 and 64"));
@@ -194,16 +185,8 @@ impl TierConfig {
                 let store = MemoryStore::new(*capacity_bytes, chunk_bytes, key_bytes)?;
                 Ok(Box::new(StoreTier::start(store, *threads).map_err(failed)?))
             }
-            Place::File { path, capacity_bytes, threads } => {
-                let store = FileStore::open(&FileStoreConfig {
-                    path: path.clone(),
-                    capacity_bytes: *capacity_bytes,
-                    chunk_bytes,
-                    key_bytes,
-                    namespace: namespace.to_owned(),
-                    writers: *threads,
-                })?;
-                Ok(Box::new(StoreTier::start(store, *threads).map_err(failed)?))
+            Place::File(settings) => {
+                Ok(Box::new(FileTier::open(settings, chunk_bytes, key_bytes, namespace)?))
             }
             Place::Faulty { inner, faults } => {
                 let inner = inner.open(chunk_bytes, key_bytes, namespace, foreign)?;
@@ -237,7 +220,7 @@ mod tests {
             ["memory", "disk", "tape"]
         );
         assert!(matches!(tiers[0].place, Place::Memory { threads: 2, .. }));
-        assert!(matches!(tiers[1].place, Place::File { threads: 3, .. }));
+        assert!(matches!(tiers[1].place, Place::File(FileSettings { threads: 3, .. })));
         assert_eq!(tiers[1].limits, TierLimits::default());
         assert_eq!(tiers[2].limits.shed, Shed::Oldest);
     }
@@ -257,6 +240,15 @@ mod tests {
             (r#"[{"capacity_bytes":1}]"#, "tier 0 (without type): missing field `type`"),
             (r#"[{"type":"tape"}]"#, "expected `memory` or `file`"),
             (r#"[{"type":"file","capacity_bytes":1}]"#, "missing field `path`"),
+            (r#"[{"type":"file","path":"/x","capacity_bytes":1,"io":"dma"}]"#, "`uring`"),
+            (r#"[{"type":"file","path":"/x","capacity_bytes":1,"direct":1}]"#, "direct = 1"),
+            (r#"[{"type":"file","path":"/x","capacity_bytes":1,"policy":"x"}]"#, "one of lru"),
+            (r#"[{"type":"file","path":"/x","capacity_bytes":1,"threads":65}]"#, "threads = 65"),
+            (r#"[{"type":"file","path":"/x","capacity_bytes":1,"depth":1}]"#, "field `depth`"),
+            (
+                r#"[{"type":"file","path":"/x","capacity_bytes":1,"flush_interval_s":0}]"#,
+                "flush_interval_s = 0 is not between",
+            ),
             (r#"[{"type":"memory","capacity_bytes":-1}]"#, "tier 0 (memory): invalid value"),
             (r#"[{"type":"memory","capacity_bytes":1,"size":2}]"#, "unknown field `size`"),
             (r#"[{"type":"memory","capacity_bytes":1,"threads":0}]"#, "threads = 0"),

@@ -70,6 +70,55 @@ pub enum TierError {
         /// Bytes there are, what the store holds already included.
         available: u64,
     },
+    /// A store of another version of the format.
+    #[error(
+        "{path} holds a store of format version {found}, this version of kvtier has format \
+         {expected}: use another directory, or delete this one, it is a cache",
+        path = path.display()
+    )]
+    Format {
+        /// The store.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+        /// Ours.
+        expected: u32,
+    },
+    /// A store whose identity can not be read.
+    #[error(
+        "{path} does not say whose store it is ({why}): delete the directory, or use another one",
+        path = path.display()
+    )]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A directory that can not be written.
+    #[error(
+        "{path} can not be written ({source}): give the process the right to, or use another \
+         directory", path = path.display()
+    )]
+    ReadOnly {
+        /// What could not be written.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A setting that this machine can not follow.
+    #[error("{setting} does not work for {path} ({why}): use \"auto\"", path = path.display())]
+    Unsupported {
+        /// The setting and its value.
+        setting: &'static str,
+        /// The store.
+        path: PathBuf,
+        /// What stands against it.
+        why: String,
+    },
+    /// A setting that can not be.
+    #[error("{0}")]
+    Setting(String),
     /// The bytes are not those that were stored.
     #[error("{what} of chunk {key} is damaged")]
     Corrupt {

@@ -62,7 +62,7 @@ impl ChunkStore for MemoryStore {
         bytes: &[u8],
         checksum: impl FnOnce() -> Checksum,
     ) -> Result<KeyBatch, TierError> {
-        let Some(reservation) = reserve(&self.index, key)? else {
+        let Some(reservation) = reserve(&mut self.index.lock(), key)? else {
             return Ok(KeyBatch::empty(key.len()));
         };
         let Reservation { token, slot, evicted } = reservation;
@@ -113,8 +113,7 @@ pub(super) struct Reservation {
 }
 
 /// Reserves a slot for `key`, or counts it as used and gives `None` when it is here already.
-pub(super) fn reserve(index: &Mutex<Index>, key: &[u8]) -> Result<Option<Reservation>, TierError> {
-    let mut index = index.lock();
+pub(super) fn reserve(index: &mut Index, key: &[u8]) -> Result<Option<Reservation>, TierError> {
     if let Some(token) = index.find(key) {
         index.touch(token, ANYONE);
         return Ok(None);

@@ -10,11 +10,13 @@
 //! it. A chunk that comes back can only be reported by [`LoadJob::deliver`], which compares.
 
 mod config;
+mod crew;
 mod error;
 mod faulty;
 mod file;
-mod format;
+mod io;
 mod job;
+mod lanes;
 mod limits;
 mod memory;
 mod store;
@@ -23,7 +25,8 @@ mod workers;
 pub use config::{OpenForeign, Place, TierConfig, TierConfigError};
 pub use error::TierError;
 pub use faulty::{Faults, FaultyTier};
-pub use file::{FileStore, FileStoreConfig};
+pub use file::{Audit, Distribution, FileSettings, FileTier, Finding, Inspection, inspect};
+pub use io::{DirectKind, IoKind};
 pub use job::{
     Chunks, Failure, Job, JobId, JobParts, JobResult, LoadJob, Outcome, RequestId, Results,
     StoreJob,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::lanes::Lane;
 use super::workers::Workers;
 use super::{
     Failure, LoadJob, Medium, Presence, RequestId, SecondaryTier, StoreJob, TierError, Usage,
@@ -91,7 +92,7 @@ impl<S: ChunkStore> SecondaryTier for StoreTier<S> {
             Box::new(move || store_chunk(&front.store, &front.log, &job, index))
                 as Box<dyn FnOnce() + Send>
         });
-        self.workers.queue(false, tasks);
+        self.workers.queue(Lane::Store, tasks);
     }
 
     fn submit_load(&self, job: LoadJob) {
@@ -100,7 +101,7 @@ impl<S: ChunkStore> SecondaryTier for StoreTier<S> {
             Box::new(move || load_chunk(&front.store, &front.log, &job, index))
                 as Box<dyn FnOnce() + Send>
         });
-        self.workers.queue(true, tasks);
+        self.workers.queue(Lane::Load, tasks);
     }
 
     fn touch(&self, keys: &KeyBatch) {

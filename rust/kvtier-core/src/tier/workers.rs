@@ -1,136 +1,77 @@
-//! The threads of a tier: loads before stores, and no store starves.
+//! The threads of a tier that blocks on its medium: each takes a task, does it, takes the next.
 //!
-//! Workers take a load if there is one; after [`LOADS_IN_A_ROW`] loads with stores waiting, one
-//! store goes first. A panic in a task is caught: the task's job is dropped, which reports its
-//! chunk as lost, and the worker goes on.
+//! [`Lanes`] says which task is next. A panic in a task is caught: the task's job is dropped,
+//! which reports its chunk as lost, and the worker goes on.
 
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::sync::{Condvar, JoinHandle, Mutex, spawn};
-
-const LOADS_IN_A_ROW: u32 = 8;
-/// How long `close` waits for a task that runs.
-const PATIENCE: Duration = Duration::from_secs(5);
+use super::crew::{Crew, PATIENCE};
+use super::lanes::{Lane, Lanes};
+use crate::sync::{Condvar, Mutex};
 
 type Task = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Queue {
-    loads: VecDeque<Task>,
-    stores: VecDeque<Task>,
-    loads_in_a_row: u32,
+    tasks: Lanes<Task>,
     closed: bool,
-    /// Workers that have not ended.
-    running: usize,
-}
-
-impl Queue {
-    fn pop(&mut self) -> Option<Task> {
-        let store_first = self.loads.is_empty()
-            || (self.loads_in_a_row >= LOADS_IN_A_ROW && !self.stores.is_empty());
-        if store_first {
-            self.loads_in_a_row = 0;
-            self.stores.pop_front()
-        } else {
-            self.loads_in_a_row += 1;
-            self.loads.pop_front()
-        }
-    }
 }
 
 #[derive(Default)]
 struct Shared {
     queue: Mutex<Queue>,
     wake: Condvar,
-    ended: Condvar,
-}
-
-impl Shared {
-    /// Waits until every worker has ended; false if one has not by `deadline`.
-    fn wait_for_all(&self, deadline: Instant) -> bool {
-        let mut queue = self.queue.lock();
-        while queue.running > 0 {
-            if self.ended.wait_until(&mut queue, deadline).timed_out() {
-                return queue.running == 0;
-            }
-        }
-        true
-    }
 }
 
 /// A tier's threads.
 pub(super) struct Workers {
     shared: Arc<Shared>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    owner: u32,
+    crew: Crew,
 }
 
 impl Workers {
     /// Starts `threads` threads that call themselves `name`.
     pub(super) fn start(name: &str, threads: usize) -> std::io::Result<Self> {
-        let workers =
-            Self { shared: Arc::default(), threads: Mutex::default(), owner: std::process::id() };
+        let workers = Self { shared: Arc::default(), crew: Crew::default() };
         for number in 0..threads.max(1) {
             let shared = Arc::clone(&workers.shared);
-            workers.shared.queue.lock().running += 1;
-            let thread = spawn(format!("kvtier-{name}-{number}"), move || work(&shared))?;
-            workers.threads.lock().push(thread);
+            workers.crew.start(format!("kvtier-{name}-{number}"), move || work(&shared))?;
         }
         Ok(workers)
     }
 
     /// Queues tasks; drops them after `close`.
-    pub(super) fn queue(&self, load: bool, tasks: impl Iterator<Item = Task>) {
+    pub(super) fn queue(&self, lane: Lane, tasks: impl Iterator<Item = Task>) {
         let mut queue = self.shared.queue.lock();
         if queue.closed {
             drop(queue);
             tasks.for_each(drop);
             return;
         }
-        if load {
-            queue.loads.extend(tasks);
-        } else {
-            queue.stores.extend(tasks);
-        }
+        queue.tasks.extend(lane, tasks);
         drop(queue);
         self.shared.wake.notify_all();
     }
 
     /// Drops what is queued, waits for what runs, joins; false if a worker is still stuck in its
     /// task after [`PATIENCE`]. Such a one is left to itself: what it uses lives as long as it
-    /// does. Idempotent. In a process made by `fork` the threads do not exist: nothing is joined.
+    /// does. Idempotent.
     pub(super) fn close(&self) -> bool {
         self.close_within(PATIENCE)
     }
 
     fn close_within(&self, patience: Duration) -> bool {
-        let (loads, stores) = {
+        let queued = {
             let mut queue = self.shared.queue.lock();
             queue.closed = true;
-            (std::mem::take(&mut queue.loads), std::mem::take(&mut queue.stores))
+            std::mem::take(&mut queue.tasks)
         };
         // Outside the lock: dropping a task reports its job.
-        drop((loads, stores));
+        drop(queued);
         self.shared.wake.notify_all();
-        let threads = std::mem::take(&mut *self.threads.lock());
-        if std::process::id() != self.owner {
-            threads.into_iter().for_each(std::mem::forget);
-            return true;
-        }
-        // The second time there is nobody to wait for.
-        let patience = if threads.is_empty() { Duration::ZERO } else { patience };
-        if !self.shared.wait_for_all(Instant::now() + patience) {
-            log::error!("a tier's worker does not come back from its medium; it is left behind");
-            return false;
-        }
-        for thread in threads {
-            // A worker catches the panics of its tasks; it has none of its own to report.
-            let _ = thread.join();
-        }
-        true
+        self.crew.end_within(patience)
     }
 }
 
@@ -145,13 +86,10 @@ fn work(shared: &Shared) {
         let task = {
             let mut queue = shared.queue.lock();
             loop {
-                if let Some(task) = queue.pop() {
+                if let Some(task) = queue.tasks.pop() {
                     break task;
                 }
                 if queue.closed {
-                    queue.running -= 1;
-                    drop(queue);
-                    shared.ended.notify_all();
                     return;
                 }
                 shared.wake.wait(&mut queue);
@@ -166,6 +104,7 @@ fn work(shared: &Shared) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tier::lanes::LOADS_IN_A_ROW;
     use std::sync::mpsc;
 
     fn boxed(task: impl FnOnce() + Send + 'static) -> Task {
@@ -173,18 +112,18 @@ mod tests {
     }
 
     #[test]
-    fn loads_go_first_and_stores_do_not_starve() {
+    fn tasks_run_in_the_order_of_the_lanes() {
         let workers = Workers::start("test", 1).expect("thread");
         let (done, order) = mpsc::channel();
         let (gate, opened) = mpsc::channel::<()>();
         // Holds the only worker until everything is queued.
-        workers.queue(true, std::iter::once(boxed(move || opened.recv().expect("gate"))));
+        workers.queue(Lane::Load, std::iter::once(boxed(move || opened.recv().expect("gate"))));
         let send = |what: &'static str| {
             let done = done.clone();
             boxed(move || done.send(what).expect("listening"))
         };
-        workers.queue(false, (0..2).map(|_| send("store")));
-        workers.queue(true, (0..10).map(|_| send("load")));
+        workers.queue(Lane::Store, (0..2).map(|_| send("store")));
+        workers.queue(Lane::Load, (0..10).map(|_| send("load")));
         gate.send(()).expect("worker waits");
         let order: Vec<_> = order.iter().take(12).collect();
         let first = order.iter().position(|&what| what == "store").expect("stores ran");
@@ -195,8 +134,8 @@ mod tests {
     fn a_panic_does_not_end_the_worker() {
         let workers = Workers::start("test", 1).expect("thread");
         let (done, heard) = mpsc::channel();
-        workers.queue(true, std::iter::once(boxed(|| panic!("planted"))));
-        workers.queue(true, std::iter::once(boxed(move || done.send(()).expect("listening"))));
+        workers.queue(Lane::Load, std::iter::once(boxed(|| panic!("planted"))));
+        workers.queue(Lane::Load, std::iter::once(boxed(move || done.send(()).expect("heard"))));
         heard.recv().expect("the worker lives");
     }
 
@@ -206,7 +145,7 @@ mod tests {
         let (begun, running) = mpsc::channel();
         let (gate, opened) = mpsc::channel::<()>();
         workers.queue(
-            true,
+            Lane::Load,
             std::iter::once(boxed(move || {
                 begun.send(()).expect("listening");
                 // Ends when the test does.
@@ -224,7 +163,7 @@ mod tests {
         let workers = Workers::start("test", 1).expect("thread");
         workers.close();
         let (done, heard) = mpsc::channel::<()>();
-        workers.queue(false, std::iter::once(boxed(move || drop(done))));
+        workers.queue(Lane::Store, std::iter::once(boxed(move || drop(done))));
         assert!(heard.recv().is_err());
     }
 }

@@ -59,15 +59,18 @@ proptest! {
     ) {
         let mut index = Index::new(CAPACITY as u32, 8, PolicyKind::Lru).expect("small");
         let keys: Vec<_> = found.iter().map(|&(key, slot)| (bytes(key), slot)).collect();
-        let mut taken = Vec::new();
-        index.restore(keys.iter().map(|(key, slot)| (&key[..], *slot)), |took| taken.push(took));
+        let mut dropped = Vec::new();
+        index.set_limit(LIMIT);
+        index.restore(keys.iter().map(|(key, slot)| (&key[..], *slot)), |slot| dropped.push(slot));
         index.validate().expect("invariants hold");
-        let mut wanted = Vec::new();
+        let mut wanted: Vec<(u8, u32)> = Vec::new();
         for &(key, slot) in &found {
-            let new = slot < CAPACITY as u32
-                && wanted.iter().all(|&(other, its)| other != key && its != slot);
-            if new {
-                wanted.push((key, slot));
+            if slot >= LIMIT || wanted.iter().any(|&(_, its)| its == slot) {
+                continue;
+            }
+            match wanted.iter_mut().find(|(other, _)| *other == key) {
+                Some((_, its)) => *its = slot,
+                None => wanted.push((key, slot)),
             }
         }
         for &(key, slot) in &wanted {
@@ -75,8 +78,37 @@ proptest! {
             prop_assert_eq!(index.slot(token), slot);
         }
         prop_assert_eq!(index.len(), wanted.len());
-        prop_assert_eq!(taken.iter().filter(|&&took| took).count(), wanted.len());
+        prop_assert_eq!(index.free(), LIMIT as usize - wanted.len());
+        for (_, slot) in found {
+            let kept = wanted.iter().any(|&(_, its)| its == slot);
+            prop_assert!(kept || dropped.contains(&slot));
+        }
     }
+}
+
+/// A medium that may grow to [`CAPACITY`].
+const LIMIT: u32 = CAPACITY as u32 - 1;
+
+#[test]
+fn slots_past_the_limit_are_given_out_when_it_is_raised() {
+    let mut index = Index::new(2, 8, PolicyKind::Lru).expect("small");
+    index.set_limit(1);
+    let reserve = |index: &mut Index, key: u8| {
+        index.begin_call();
+        let key = bytes(key);
+        let keys = std::iter::once((0, &key[..]));
+        let reserved = index
+            .reserve(keys, Writer::Store, ANYONE, &mut Chain::default())
+            .expect("new")
+            .expect("room");
+        index.commit(reserved.tokens[0]);
+        (reserved.slots[0], reserved.evicted.len())
+    };
+    assert_eq!(reserve(&mut index, 1), (0, 0));
+    assert_eq!(reserve(&mut index, 2), (0, 1), "full below the limit");
+    index.set_limit(2);
+    assert_eq!(reserve(&mut index, 3), (1, 0));
+    index.validate().expect("invariants hold");
 }
 
 #[test]

@@ -1,0 +1,109 @@
+"""Looking into the directory of a file tier, without a manager.
+
+`inspect` says whose data a store holds, how full it is, and how old and how much used its chunks
+are; `verify` reads every chunk and compares it with its checksum. `kvtier inspect` and
+`kvtier verify` print what these find; `docs/file-format.md` says what is in the directory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast
+
+from kvtier._kvtier import StoreAudit, inspect_store
+
+__all__ = ["Distribution", "Finding", "Inspection", "Verification", "inspect", "verify"]
+
+# Bytes that are checked between two looks at Ctrl-C and the progress bar.
+_STEP_BYTES = 64 << 20
+
+
+class Distribution(TypedDict):
+    """Chunks by a value: `counts[i]` have `bounds[i]` at most; the last count has the rest."""
+
+    bounds: list[int]
+    counts: list[int]
+
+
+class Inspection(TypedDict):
+    """What is in a store. Payloads were not read."""
+
+    format: int
+    namespace: Any  # the namespace's JSON, or its text if it is none
+    chunk_bytes: int
+    key_bytes: int
+    capacity_bytes: int  # when it was opened last
+    allocated_bytes: int  # of its files
+    used_bytes: int  # of its chunks
+    slots: int  # chunks that fit
+    chunks: int
+    damaged_headers: int
+    damaged_pages: int  # of the checkpoint and the journal
+    oldest: int | None  # when it was written, in seconds since 1970
+    newest: int | None
+    ages_s: Distribution  # seconds since chunks were written
+    hits: Distribution  # how often they were loaded
+    owner: str | None  # pid of the process that has it open
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something in a store that is not as it should be."""
+
+    key: bytes | None  # whose chunk, where that can be told
+    place: str
+    what: str  # which part is bad
+    repaired: bool  # whether it was dropped
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a check of a whole store found."""
+
+    chunks: int
+    corrupt: list[Finding]  # chunks
+    files: list[Finding]  # files, and pages of the checkpoint and the journal
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing was found."""
+        return not self.corrupt and not self.files
+
+    @property
+    def repaired(self) -> int:
+        """How much of it was dropped."""
+        return sum(finding.repaired for finding in (*self.corrupt, *self.files))
+
+
+def inspect(path: str | os.PathLike[str]) -> Inspection:
+    """What is in the store at `path`; somebody may have it open.
+
+    Raises `TierError` when there is no store, and its subclasses for one that can not be read.
+    """
+    return cast(Inspection, inspect_store(path))
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    repair: bool = False,
+    progress: Callable[[int, int], None] = lambda _total, _done: None,
+) -> Verification:
+    """Checks every header and payload of the store at `path`; `repair` drops what is bad.
+
+    `progress` is called with the number of chunks and how many more of them were checked. Raises
+    `StoreLockedError` while somebody has the store open, and what `inspect` raises.
+    """
+    step = max(1, _STEP_BYTES // inspect(path)["chunk_bytes"])
+    audit = StoreAudit(path, repair=repair)
+    try:
+        files = [Finding(*found) for found in audit.check_files()]
+        corrupt: list[Finding] = []
+        for done in range(0, audit.total, step):
+            corrupt += [Finding(*found) for found in audit.check(step)]
+            progress(audit.total, min(step, audit.total - done))
+        return Verification(audit.total, corrupt, files)
+    finally:
+        audit.close()
