@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::sync::{Condvar, JoinHandle, Mutex, spawn};
 
 /// How long an ending crew is waited for.
-pub(super) const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 5000 });
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 struct Running {
