@@ -3,10 +3,10 @@
 IN is JSON: `engine` (arguments of `vllm.LLM`), `connector` (its extra config, or null) and `acts`,
 done one after the other. OUT gets JSON: what each act gave, and the engine's metrics at the end.
 
-Acts: `{"generate": [[token ids], ...], "params": {...}}` serves prompts together;
-`{"reset": true}` resets the prefix cache and what is behind it; `{"damage": path}` flips a byte in
-the middle of every file below it; `{"abort": [[token ids], ...]}` adds requests, steps until one
-of them waits for tiers or runs, and aborts them all; `{"settle": seconds}` lets the tiers work.
+Acts, by their `act`: `generate` serves `prompts` together; `reset` forgets the prefix cache and
+what is behind it; `damage` flips a byte in the middle of every chunk's file below `path`; `abort`
+adds requests for `prompts`, makes `steps` steps, and aborts them all; `settle` waits `seconds`
+for tiers without an event to wait for, those that hang.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+
+PAGE = 4096
 
 
 def main() -> None:
@@ -66,7 +69,8 @@ def reset(llm: Any, _: dict[str, Any]) -> bool:
 
 
 def damage(_: Any, act: dict[str, Any]) -> int:
-    files = [path for path in Path(act["path"]).rglob("*") if path.suffix == act["suffix"]]
+    files = [path for path in Path(act["path"]).rglob("*") if path.stat().st_size > PAGE]
+    files = [path for path in files if path.is_file()]
     for path in files:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 0xFF

@@ -43,12 +43,18 @@ from kvtier.integrations.vllm.versions import ANNOUNCES_RESET_FLUSHED
 
 __all__ = ["KVTierOffloadingManager"]
 
-_ANSWERS = {
-    kvtier.MISS: LookupResult.MISS,
-    kvtier.HIT: LookupResult.HIT,
-    kvtier.HIT_PENDING: LookupResult.HIT_PENDING,
-    kvtier.RETRY: LookupResult.RETRY,
-}
+_ANSWERS = tuple(
+    answer
+    for _, answer in sorted(
+        {
+            kvtier.MISS: LookupResult.MISS,
+            kvtier.HIT: LookupResult.HIT,
+            kvtier.HIT_PENDING: LookupResult.HIT_PENDING,
+            kvtier.RETRY: LookupResult.RETRY,
+        }.items()
+    )
+)
+"""By the numbers that kvtier gives, 0 to 3."""
 _GROUP_BYTES = 4
 
 
@@ -57,12 +63,22 @@ class _Served:
     """What a request has under way; lies on its `ReqContext`."""
 
     number: int
+    resets: int
+    """Resets that the manager had seen; what is below is void after another one."""
     loading: Sequence[bytes] = ()
     storing: list[Sequence[bytes]] = field(default_factory=list)
     pending: set[bytes] = field(default_factory=set)
     """Keys that were on their way when they were asked for."""
     looked_ahead: int = -1
     """The step in which the rest of its keys was asked for last."""
+
+    def forget(self, resets: int) -> None:
+        """A reset took what was under way."""
+        self.resets = resets
+        self.loading = ()
+        self.storing.clear()
+        self.pending.clear()
+        self.looked_ahead = -1
 
 
 class KVTierOffloadingManager(OffloadingManager):
@@ -94,6 +110,10 @@ class KVTierOffloadingManager(OffloadingManager):
         self._metrics = Metrics(store_threshold)
         self._sources = _source_of_tiers(manager)
         self._requests = 0
+        self._resets = 0
+        # Whose keys were asked for last: vLLM asks for all keys of a request in a row.
+        self._asking: ReqContext | None = None
+        self._asking_as = _Served(0, 0)
         self._step = 0
         self._steps_to_flush: int | None = None
 
@@ -107,24 +127,32 @@ class KVTierOffloadingManager(OffloadingManager):
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Numbers the request; its tier filter holds for all of its look-ups."""
         self._requests += 1
-        req_context.set_state(_Served(self._requests))
+        req_context.set_state(_Served(self._requests, self._resets))
         if req_context.load_tier_filter is not TierFilter.ALL:
             matchers = tier_matchers(req_context.load_tier_filter)
             self._manager.begin_request(self._requests, tiers=matchers)
         return RequestOffloadingContext(policy=self._policy)
 
+    def _served(self, req_context: ReqContext) -> _Served:
+        served: _Served = req_context.get_state(_Served)
+        if served.resets != self._resets:
+            served.forget(self._resets)
+        return served
+
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Orders what it used, its tail to be evicted before its head."""
-        self._manager.request_finished(_served(req_context).number)
+        self._asking = None
+        self._manager.request_finished(self._served(req_context).number)
 
     # Look-ups and loads.
 
     def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
         """One call into Rust, and for a key that is not here yet, one for all that follow it."""
-        served: _Served = req_context.get_state(_Served)
-        answer = self._lookup_key(served.number, key)
-        if answer > kvtier.HIT:
-            self._look_ahead(key, answer, served, req_context)
+        if req_context is not self._asking:
+            self._asking, self._asking_as = req_context, self._served(req_context)
+        answer = self._lookup_key(self._asking_as.number, key)
+        if answer > 1:
+            self._look_ahead(key, answer, self._asking_as, req_context)
         return _ANSWERS[answer]
 
     def _look_ahead(
@@ -146,11 +174,11 @@ class KVTierOffloadingManager(OffloadingManager):
 
     def get_load_source(self, key: bytes, req_context: ReqContext) -> CacheHitSource:
         """Where a hit came from: a tier if it was on its way when it was asked for."""
-        return self._sources if key in _served(req_context).pending else CacheHitSource.HOST
+        return self._sources if key in self._served(req_context).pending else CacheHitSource.HOST
 
     def prepare_load(self, keys: Collection[bytes], req_context: ReqContext) -> CPULoadStoreSpec:
         """Pins the chunks; the spec has their slots."""
-        served = _served(req_context)
+        served = self._served(req_context)
         keys = _sequence(keys)
         slots = self._manager.prepare_load(served.number, keys)
         served.loading = keys
@@ -158,7 +186,7 @@ class KVTierOffloadingManager(OffloadingManager):
 
     def complete_load(self, keys: Collection[bytes], req_context: ReqContext) -> None:
         """Gives the pins back."""
-        served = _served(req_context)
+        served = self._served(req_context)
         loaded, served.loading = served.loading, ()
         self._manager.complete_load(
             served.number, loaded if len(loaded) == len(keys) else _sequence(keys)
@@ -168,7 +196,7 @@ class KVTierOffloadingManager(OffloadingManager):
 
     def touch(self, keys: Collection[bytes], req_context: ReqContext) -> None:
         """Marks chunks as used."""
-        self._manager.touch(_served(req_context).number, _sequence(keys))
+        self._manager.touch(self._served(req_context).number, _sequence(keys))
 
     # Stores.
 
@@ -176,7 +204,7 @@ class KVTierOffloadingManager(OffloadingManager):
         self, keys: Collection[bytes], req_context: ReqContext
     ) -> PrepareStoreOutput | None:
         """Reserves slots for the chunks that are not known; None when there is no room."""
-        served = _served(req_context)
+        served = self._served(req_context)
         keys = _sequence(keys)
         prepared = self._manager.prepare_store(served.number, keys)
         if prepared is None:
@@ -197,7 +225,7 @@ class KVTierOffloadingManager(OffloadingManager):
         self, keys: Collection[bytes], req_context: ReqContext, success: bool = True
     ) -> None:
         """Makes them loadable and sends them to the tiers; without `success`, drops them."""
-        served = _served(req_context)
+        served = self._served(req_context)
         self._manager.complete_store(served.number, _in_order(served.storing, keys), success)
 
     # Steps.
@@ -220,6 +248,8 @@ class KVTierOffloadingManager(OffloadingManager):
 
     def reset_cache(self) -> None:
         """Forgets host memory at once; tiers keep what they have."""
+        self._resets += 1
+        self._asking = None
         self._manager.reset()
         if not ANNOUNCES_RESET_FLUSHED:
             self._steps_to_flush = self._batches_in_flight
@@ -244,11 +274,6 @@ class KVTierOffloadingManager(OffloadingManager):
         if self._drain_seconds > 0:
             self._manager.drain(self._drain_seconds)
         self._manager.shutdown()
-
-
-def _served(req_context: ReqContext) -> _Served:
-    served: _Served = req_context.get_state(_Served)
-    return served
 
 
 def _sequence(keys: Collection[bytes]) -> Sequence[bytes]:
