@@ -36,6 +36,7 @@ with quiet_imports():
     )
 
     from kvtier.integrations.vllm.manager import KVTierOffloadingManager
+    from kvtier.integrations.vllm.versions import ANNOUNCES_RESET_FLUSHED
 
 SLOT = 4096
 STEP = ScheduleEndContext((), ())
@@ -183,9 +184,23 @@ class Scheduler:
 
 
 def events_of(manager: Any) -> Counter[tuple[bool, bytes]]:
-    """What host memory got and lost; nobody fixes how keys are grouped."""
-    events = (event for event in manager.take_events() if event.ownership is None)
-    return Counter((event.removed, key) for event in events for key in event.keys)
+    """What host memory got and lost; nobody fixes how keys are grouped. What 0.33 notes of stores
+    that failed is for itself."""
+    return Counter(
+        (event.removed, key)
+        for event in manager.take_events()
+        if event.ownership is None and not getattr(event, "metadata_only", False)
+        for key in event.keys
+    )
+
+
+def flush(*managers: Any) -> None:
+    """No transfer from before a reset runs any more, and vLLM says so as far as it does."""
+    for manager in managers:
+        for _ in range(2):
+            manager.on_schedule_end(STEP)
+        if ANNOUNCES_RESET_FLUSHED:
+            manager.on_reset_flushed()
 
 
 def assert_same_events(scheduler: Scheduler, seen: list[Counter[tuple[bool, bytes]]]) -> None:
@@ -252,8 +267,7 @@ def test_equal_answers_while_there_is_room(
                 scheduler.reset()
                 # Theirs forgets without an event; ours says what it forgot.
                 [events_of(one) for one in scheduler.managers]
-                for _ in range(3):
-                    scheduler.end_step()
+                flush(*scheduler.managers)
         for events, one in zip(seen, scheduler.managers, strict=True):
             events.update(events_of(one))
     assert scheduler.number > 40
@@ -349,8 +363,7 @@ def stored_behind(manager: Any, keys: list[bytes]) -> None:
     manager.on_request_finished(context)
     assert manager.manager.drain(20)
     manager.reset_cache()
-    for _ in range(3):
-        KVTierOffloadingManager.on_schedule_end(manager, STEP)
+    flush(manager)
 
 
 def test_one_look_up_asks_a_tier_for_all_that_follows(manager: Callable[..., Any]) -> None:
@@ -386,7 +399,7 @@ def test_a_tier_filter_holds_for_its_request(manager: Callable[..., Any]) -> Non
 def test_slots_of_a_reset_stay_taken_until_the_workers_flushed(
     manager: Callable[..., Any],
 ) -> None:
-    """With two batches in flight, the step of the flush has returned in the third."""
+    """Without word from vLLM: with two batches in flight, the flush has returned in the third."""
     slots = 8
     inner = kvtier.Manager(kvtier.Region(slots, SLOT))
     one = manager(lambda: KVTierOffloadingManager(inner, batches_in_flight=2))
@@ -399,7 +412,10 @@ def test_slots_of_a_reset_stay_taken_until_the_workers_flushed(
     for _ in range(2):
         one.on_schedule_end(STEP)
         assert one.prepare_store(others, context) is None
-    one.on_schedule_end(STEP)
+    if ANNOUNCES_RESET_FLUSHED:
+        one.on_reset_flushed()
+    else:
+        one.on_schedule_end(STEP)
     prepared = one.prepare_store(others, context)
     assert prepared is not None
     assert prepared.keys_to_store == others

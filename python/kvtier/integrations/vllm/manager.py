@@ -17,7 +17,7 @@ All calls come from the thread of vLLM's scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -93,13 +93,14 @@ class KVTierOffloadingManager(OffloadingManager):
         events: bool = False,
         batches_in_flight: int = 1,
         drain_seconds: float = 0.0,
+        info: Mapping[str, str | int] | None = None,
     ) -> None:
         """Takes `manager` over, and shuts it down.
 
         `store_threshold` and `events` are the manager's; `request_level` says that one of its
         tiers wants all chunks of a request. `batches_in_flight` is the most steps that vLLM
         schedules before it has the result of the first. `drain_seconds` is how long `shutdown`
-        waits for stores.
+        waits for stores. `info` is what `config_info` publishes.
         """
         self._manager = manager
         self._lookup_key = manager.lookup_key
@@ -107,6 +108,7 @@ class KVTierOffloadingManager(OffloadingManager):
         self._events = events
         self._batches_in_flight = batches_in_flight
         self._drain_seconds = drain_seconds
+        self._info = dict(info or {})
         self._metrics = Metrics(store_threshold)
         self._sources = _source_of_tiers(manager)
         self._requests = 0
@@ -268,6 +270,10 @@ class KVTierOffloadingManager(OffloadingManager):
     def get_stats(self) -> Any:
         """What changed since the last call, under vLLM's names and ours."""
         return self._metrics.take(self._manager.stats())
+
+    def config_info(self) -> Sequence[Mapping[str, str | int]]:
+        """The labels of `vllm:kv_offload_config_info`; only 0.33 asks."""
+        return [self._info]
 
     def shutdown(self) -> None:
         """Lets stores reach their tiers, as long as `drain_seconds`, and closes all."""

@@ -30,6 +30,15 @@ from kvtier.integrations.vllm.worker import KVTierOffloadingWorker
 
 __all__ = ["KVTierOffloadingSpec"]
 
+_INFO = (
+    "cpu_num_chunks",
+    "cpu_blocks_per_chunk",
+    "cpu_kv_cache_size_bytes",
+    "kvtier_version",
+    "kvtier_policy",
+    "kvtier_tiers",
+)
+
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +51,11 @@ class KVTierOffloadingSpec(OffloadingSpec):
     ) -> dict[str, OffloadingMetricMetadata]:
         """All figures that `get_stats` may have."""
         return metric_definitions(parse_settings(extra_config).store_threshold)
+
+    @classmethod
+    def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:  # noqa: ARG003
+        """The labels of `config_info`; only 0.33 asks."""
+        return _INFO
 
     def __init__(self, config: OffloadingConfig) -> None:
         """Checks the settings; opens nothing. Raises `ConfigError`."""
@@ -85,6 +99,7 @@ class KVTierOffloadingSpec(OffloadingSpec):
                 events=events,
                 batches_in_flight=facts["batches_in_flight"],
                 drain_seconds=settings.shutdown_drain_s,
+                info=dict(zip(_INFO, self._info(), strict=True)),
             )
             _log.info(
                 "kvtier: %d slots of %d bytes in host memory, policy %s, %d tiers",
@@ -94,6 +109,18 @@ class KVTierOffloadingSpec(OffloadingSpec):
                 len(settings.tiers),
             )
         return self._manager
+
+    def _info(self) -> tuple[str | int, ...]:
+        layout, settings = self._layout, self._settings
+        tiers = ",".join(str(tier.get("name", tier.get("type"))) for tier in settings.tiers)
+        return (
+            layout.slots,
+            layout.blocks_per_chunk,
+            layout.slots * layout.slot_bytes,
+            kvtier.__version__,
+            settings.policy,
+            tiers,
+        )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The side of one rank. Raises `LayoutError` or `TransferError`; see the worker."""
