@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-
 PAGE = 4096
 
 

@@ -66,6 +66,18 @@ def recurrent() -> Any:
     return Qwen3NextForCausalLM(config)
 
 
+def tokenizer() -> Any:
+    """A token a byte."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
 MODELS = {"full": full, "window": window, "recurrent": recurrent}
 
 
@@ -74,7 +86,9 @@ def main() -> None:
 
     for name, make in MODELS.items():
         torch.manual_seed(0)
-        make().to(torch.bfloat16).save_pretrained(Path(sys.argv[1]) / name)
+        directory = Path(sys.argv[1]) / name
+        make().to(torch.bfloat16).save_pretrained(directory)
+        tokenizer().save_pretrained(directory)
 
 
 if __name__ == "__main__":
