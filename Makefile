@@ -119,9 +119,10 @@ test-vllm: setup $(VLLM_VENV)/.sources ## Run kvtier in vLLM's CPU engine, in a 
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
 .PHONY: bench-vllm
-bench-vllm: setup $(VLLM_VENV)/.packages ## Run index and manager from Python beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
+bench-vllm: setup $(VLLM_VENV)/.packages ## Run index, manager and plug-in beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
 	$(VLLM_VENV)/bin/python benches/index_vs_vllm.py $(BENCH_ARGS)
 	$(VLLM_VENV)/bin/python benches/manager_vs_vllm.py $(BENCH_ARGS)
+	$(VLLM_VENV)/bin/python benches/scheduler_vs_vllm.py $(BENCH_ARGS)
 
 .PHONY: bench-rivals
 bench-rivals: ## Run the LRU index beside other caches (downloads them)

@@ -7,7 +7,12 @@ Every verb is one call into Rust. What this adds is small:
   nothing has to be cleaned up here.
 * Look-ahead. vLLM asks key by key. When a key is on its way from a tier, the rest of the request's
   keys of that group is asked for in one call, so a slow tier answers a prefix in one round trip
-  and the promotions are one batch; what vLLM asks next is already known.
+  and the promotions are one batch.
+* Short scans. A request with one key on its way waits, whatever is behind it, but vLLM would go on
+  and ask for all of that, in every step, so that a manager sees it; ours has seen it. So when vLLM
+  scans a prefix (it asked for the key before the pending one just now) the next key is answered
+  with MISS, which ends the scan and changes nothing: the scan was deferred already. A window is
+  scanned from its end, and gets no such answer.
 * Reset. Slots that a worker may still read or write stay taken until it is known that it does
   not: 0.33 says so, on 0.32 the manager waits until the step that carries the flush has returned,
   which is so when as many steps were scheduled after it as may be in flight.
@@ -19,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from operator import itemgetter
 from typing import Any
 
@@ -55,6 +61,8 @@ _ANSWERS = tuple(
     )
 )
 """By the numbers that kvtier gives, 0 to 3."""
+_HIT = 1
+"""Answers above it are those of a key that is not here yet."""
 _GROUP_BYTES = 4
 
 
@@ -71,6 +79,8 @@ class _Served:
     """Keys that were on their way when they were asked for."""
     looked_ahead: int = -1
     """The step in which the rest of its keys was asked for last."""
+    run: list[bytes] = field(default_factory=list)
+    """The keys around the first one that was on its way then."""
 
     def forget(self, resets: int) -> None:
         """A reset took what was under way."""
@@ -78,6 +88,7 @@ class _Served:
         self.loading = ()
         self.storing.clear()
         self.pending.clear()
+        self.run.clear()
         self.looked_ahead = -1
 
 
@@ -116,6 +127,8 @@ class KVTierOffloadingManager(OffloadingManager):
         # Whose keys were asked for last: vLLM asks for all keys of a request in a row.
         self._asking: ReqContext | None = None
         self._asking_as = _Served(0, 0)
+        self._asked: bytes | None = None
+        self._scan_end: bytes | None = None
         self._step = 0
         self._steps_to_flush: int | None = None
 
@@ -149,30 +162,45 @@ class KVTierOffloadingManager(OffloadingManager):
     # Look-ups and loads.
 
     def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
-        """One call into Rust, and for a key that is not here yet, one for all that follow it."""
+        """One call into Rust, and for a request that has to wait, one for all that follows.
+
+        A MISS behind a key that is on its way only ends the scan; see the module.
+        """
         if req_context is not self._asking:
             self._asking, self._asking_as = req_context, self._served(req_context)
+            self._asked = self._scan_end = None
+        elif key == self._scan_end:
+            self._scan_end = None
+            return LookupResult.MISS
         answer = self._lookup_key(self._asking_as.number, key)
-        if answer > 1:
+        if answer > _HIT:
             self._look_ahead(key, answer, self._asking_as, req_context)
+        self._asked = key
         return _ANSWERS[answer]
 
     def _look_ahead(
         self, key: bytes, answer: int, served: _Served, req_context: ReqContext
     ) -> None:
-        served.pending.add(key)
-        # What is on its way was asked for once; a tier that does not know yet is asked each step.
-        again = answer == kvtier.RETRY and served.looked_ahead != self._step
-        if served.looked_ahead >= 0 and not again:
-            return
-        served.looked_ahead = self._step
-        keys = list(req_context._offload_key_positions)
-        if key in req_context._offload_key_positions:
+        """`key` is on its way, or a tier does not know yet: asks for the keys behind it.
+
+        Of keys on their way once, of a tier that does not know each step.
+        """
+        again = answer == kvtier.RETRY or key not in served.run
+        if again and served.looked_ahead != self._step:
+            served.looked_ahead = self._step
+            served.pending.add(key)
             group = key[-_GROUP_BYTES:]
-            behind = keys[keys.index(key) + 1 :]
-            behind = [follower for follower in behind if follower.endswith(group)]
+            keys = [one for one in req_context._offload_key_positions if one.endswith(group)]
+            at = keys.index(key) if key in req_context._offload_key_positions else len(keys)
+            # With the key before the pending one, to see which way vLLM goes.
+            served.run = keys[max(at - 1, 0) : at + 3] if at else [b"", *keys[:3]]
+            behind = keys[at + 1 :]
             if behind:
-                self._manager.lookup_prefix(served.number, behind)
+                answers = self._manager.lookup_prefix(served.number, behind)
+                served.pending.update(compress(behind, (answers > _HIT).tolist()))
+        for before, one, after in zip(served.run, served.run[1:], served.run[2:], strict=False):
+            if one == key and before == self._asked:
+                self._scan_end = after
 
     def get_load_source(self, key: bytes, req_context: ReqContext) -> CacheHitSource:
         """Where a hit came from: a tier if it was on its way when it was asked for."""
@@ -194,6 +222,7 @@ class KVTierOffloadingManager(OffloadingManager):
             served.number, loaded if len(loaded) == len(keys) else _sequence(keys)
         )
         served.pending.clear()
+        served.run.clear()
         served.looked_ahead = -1
 
     def touch(self, keys: Collection[bytes], req_context: ReqContext) -> None:
@@ -235,6 +264,7 @@ class KVTierOffloadingManager(OffloadingManager):
     def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002
         """Takes what tiers finished, and submits the step's promotions."""
         self._step += 1
+        self._asking = None
         if self._steps_to_flush is not None:
             self._steps_to_flush -= 1
             if self._steps_to_flush < 0:
