@@ -4,9 +4,10 @@ IN is JSON: `engine` (arguments of `vllm.LLM`), `connector` (its extra config, o
 done one after the other. OUT gets JSON: what each act gave, and the engine's metrics at the end.
 
 Acts, by their `act`: `generate` serves `prompts` together; `reset` forgets the prefix cache and
-what is behind it; `damage` flips a byte in the middle of every chunk's file below `path`; `abort`
-adds requests for `prompts`, makes `steps` steps, and aborts them all; `settle` waits `seconds`
-for tiers without an event to wait for, those that hang.
+what is behind it; `stored` waits until `chunks` chunks are in files below `path`; `damage` flips a
+byte in the middle of each of these files; `abort` adds requests for `prompts`, makes `steps`
+steps, and aborts them all; `settle` waits `seconds` for tiers without an event to wait for, those
+that hang.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 PAGE = 4096
+STORED_SECONDS = 60
+POLL = 0.01
 
 
 def main() -> None:
@@ -67,9 +70,22 @@ def reset(llm: Any, _: dict[str, Any]) -> bool:
     return bool(llm.reset_prefix_cache(reset_connector=True))
 
 
+def chunk_files(directory: str) -> list[Path]:
+    files = [path for path in Path(directory).rglob("*") if path.is_file()]
+    return [path for path in files if path.stat().st_size > PAGE]
+
+
+def stored(_: Any, act: dict[str, Any]) -> None:
+    """Waits for chunks on their way to the disk: they need no step of the engine."""
+    end = time.monotonic() + STORED_SECONDS
+    while len(chunk_files(act["path"])) < act["chunks"]:
+        if time.monotonic() > end:
+            raise TimeoutError(f"{len(chunk_files(act['path']))} chunks of {act['chunks']}")
+        time.sleep(POLL)
+
+
 def damage(_: Any, act: dict[str, Any]) -> int:
-    files = [path for path in Path(act["path"]).rglob("*") if path.stat().st_size > PAGE]
-    files = [path for path in files if path.is_file()]
+    files = chunk_files(act["path"])
     for path in files:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 0xFF
@@ -112,7 +128,14 @@ def metrics() -> dict[str, float]:
     return found
 
 
-ACTS = {"generate": generate, "reset": reset, "damage": damage, "abort": abort, "settle": settle}
+ACTS = {
+    "generate": generate,
+    "reset": reset,
+    "stored": stored,
+    "damage": damage,
+    "abort": abort,
+    "settle": settle,
+}
 
 if __name__ == "__main__":
     main()

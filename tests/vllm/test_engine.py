@@ -54,13 +54,15 @@ def test_prefixes_return_from_disk_also_after_a_restart(
     """Host memory holds one prompt. The next engine finds them all; damaged ones are computed."""
     connector = spec(cpu_bytes_to_use=1 << 20, secondary_tiers=[file_tier(tmp_path)])
     returned = [full_chunks(len(prompt), 1) for prompt in PROMPTS]
-    first = run(one_by_one(*PROMPTS, *PROMPTS), connector)
+    stored = {"act": "stored", "path": str(tmp_path), "chunks": sum(returned) // BLOCK}
+    first = run([*one_by_one(*PROMPTS), stored, *one_by_one(*PROMPTS)], connector)
     assert first.texts == computed(PROMPTS) * 2
     assert first.cached == [0] * len(PROMPTS) + returned
     assert first.metrics["vllm:kv_offload_tiering_read_bytes_total{1:file}"] > 0
 
     damaged = [*one_by_one(*PROMPTS), {"act": "damage", "path": str(tmp_path)}]
-    second = run([*damaged, *one_by_one(*PROMPTS, *PROMPTS)], connector, processes=True)
+    acts = [*damaged, *one_by_one(*PROMPTS), stored, *one_by_one(*PROMPTS)]
+    second = run(acts, connector, processes=True)
     assert second.texts == computed(PROMPTS) * 3
     assert second.cached[:4] == returned
     assert second.results[4] > 0
@@ -97,15 +99,16 @@ def test_a_bad_disk_costs_hits_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("model", "connector", "engine"),
+    ("model", "connector", "engine", "chunks"),
     [
-        ("window", {"blocks_per_chunk": 2}, {"num_gpu_blocks_override": 64}),
-        ("recurrent", {}, {"num_gpu_blocks_override": 17, "enable_prefix_caching": True}),
-        ("full", {"blocks_per_chunk": 2}, {"tensor_parallel_size": 2, "processes": True}),
+        ("window", {"blocks_per_chunk": 2}, {"num_gpu_blocks_override": 64}, 35),
+        ("recurrent", {}, {"num_gpu_blocks_override": 17, "enable_prefix_caching": True}, 16),
+        ("full", {"blocks_per_chunk": 2}, {"tensor_parallel_size": 2, "processes": True}, 31),
         (
             "full",
             {"canonical_layout": True},
             {"tensor_parallel_size": 2, "processes": True},
+            63,
         ),
     ],
     ids=["sliding window", "recurrent", "two ranks", "two ranks, canonical"],
@@ -116,10 +119,13 @@ def test_other_layouts_return_from_disk(
     model: str,
     connector: dict[str, Any],
     engine: dict[str, Any],
+    chunks: int,
 ) -> None:
-    """The second and third round load what the first one computed."""
+    """The second and third round load what the first one computed, as so many chunks."""
     settings = spec(cpu_bytes_to_use=700_000, secondary_tiers=[file_tier(tmp_path)], **connector)
-    outcome = run(one_by_one(*PROMPTS, *PROMPTS, *PROMPTS), settings, model=model, **engine)
+    stored = {"act": "stored", "path": str(tmp_path), "chunks": chunks}
+    acts = [*one_by_one(*PROMPTS), stored, *one_by_one(*PROMPTS, *PROMPTS)]
+    outcome = run(acts, settings, model=model, **engine)
     assert outcome.cached[:4] == [0] * 4
     assert all(cached >= 384 for cached in outcome.cached[4:])
     assert outcome.texts[4:] == outcome.texts[:4] * 2
