@@ -20,7 +20,9 @@ PROMPTS = prompts(500, 520, 540, 513)
 Computed = Callable[[list[list[int]]], list[Any]]
 
 
-def file_tier(path: Path, **limits: Any) -> dict[str, Any]:
+def file_tier(path: Path) -> dict[str, Any]:
+    """One that is never too slow: a busy machine must not cost it a store."""
+    limits = {"max_queued_bytes": 1 << 26, "high_water_s_per_mib": 60.0}
     return {"type": "file", "path": str(path), "capacity_bytes": 1 << 26, **limits}
 
 
