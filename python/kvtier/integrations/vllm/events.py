@@ -1,0 +1,51 @@
+"""Media, localities and events: vLLM's words for kvtier's.
+
+vLLM knows the media CPU and STORAGE; a memory tier is CPU, files and network stores are STORAGE.
+Changes of the primary tier have no owner, those of a tier have its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent, TierFilter
+
+__all__ = ["offloading_events", "tier_matchers"]
+
+_MEDIA = {"memory": Medium.CPU, "file": Medium.STORAGE, "network": Medium.STORAGE}
+_LOCALITIES = {"local": Locality.LOCAL, "remote": Locality.REMOTE}
+
+
+def tier_matchers(tier_filter: TierFilter) -> list[dict[str, str]]:
+    """A request's tier filter, as `Manager.begin_request` takes it."""
+    localities = {theirs: ours for ours, theirs in _LOCALITIES.items()}
+    matchers: list[dict[str, str]] = []
+    for matcher in tier_filter.matchers:
+        where = {} if matcher.locality is None else {"locality": localities[matcher.locality]}
+        if matcher.medium is None:
+            matchers.append(where)
+        else:
+            media = (ours for ours, theirs in _MEDIA.items() if theirs is matcher.medium)
+            matchers.extend({"medium": medium, **where} for medium in media)
+    return matchers
+
+
+def offloading_events(
+    events: Sequence[tuple[str, str, list[bytes]]], stats: Callable[[], dict[str, Any]]
+) -> Iterator[OffloadingEvent]:
+    """Events of `Manager.take_events`; those of breakers have no word in vLLM."""
+    tiers = stats()["tiers"] if events else {}
+    for kind, tier, keys in events:
+        if kind not in ("stored", "removed"):
+            continue
+        if tier == "primary":
+            yield OffloadingEvent(keys=keys, medium=Medium.CPU, removed=kind == "removed")
+        else:
+            yield OffloadingEvent(
+                keys=keys,
+                medium=_MEDIA[tiers[tier]["medium"]],
+                removed=kind == "removed",
+                locality=_LOCALITIES[tiers[tier]["locality"]],
+                ownership=tier,
+            )

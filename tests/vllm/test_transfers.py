@@ -1,0 +1,224 @@
+"""Bytes between KV cache and slots: every layout, chunks that begin and end in the middle."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.vllm.conftest import quiet_imports
+
+import kvtier
+from kvtier.errors import ConfigError, LayoutError, TransferError
+
+with quiet_imports():
+    from vllm.v1.kv_offload.base import (
+        CanonicalKVCacheRef,
+        CanonicalKVCaches,
+        CanonicalKVCacheTensor,
+        CanonicalPageMapping,
+        CopyRun,
+        GPULoadStoreSpec,
+    )
+    from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+
+    from kvtier.integrations.vllm.layout import slot_layout
+    from kvtier.integrations.vllm.worker import KVTierOffloadingWorker
+
+BLOCKS = 12
+SLOTS = 6
+
+
+def config(
+    block_bytes: int,
+    blocks_per_chunk: int,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    replicated: bool = False,
+    canonical: bool = False,
+) -> Any:
+    """What is asked of vLLM's `OffloadingConfig`."""
+    return SimpleNamespace(
+        worker_kv_bytes_per_block=block_bytes,
+        cache=SimpleNamespace(blocks_per_chunk=blocks_per_chunk),
+        parallel=SimpleNamespace(rank=rank, world_size=ranks),
+        replicated_layout=replicated,
+        canonical_layout=canonical,
+    )
+
+
+class Rank:
+    """A worker of its own over random KV caches; `pages` are bytes of a page with its padding."""
+
+    def __init__(
+        self,
+        of: Any,
+        region: kvtier.Region | None,
+        pages: list[tuple[int, int]],
+        groups: list[list[int]],
+        mapping: CanonicalPageMapping | None = None,
+        stride: int = 0,
+    ) -> None:
+        self.layout = slot_layout(of, 1 << 20)
+        self.region = region or kvtier.Region(SLOTS, self.layout.slot_bytes)
+        layout = type(self.layout)(
+            SLOTS, self.layout.slot_bytes, self.layout.rank_bytes, self.layout.blocks_per_chunk
+        )
+        rng = np.random.default_rng(of.parallel.rank)
+        self.tensors = []
+        for _, padded in pages:
+            raw = rng.integers(-128, 128, (BLOCKS, padded + stride), dtype=np.int8)
+            self.tensors.append(torch.from_numpy(raw)[:, :padded])
+        caches = CanonicalKVCaches(
+            [
+                CanonicalKVCacheTensor(tensor, padded)
+                for tensor, (_, padded) in zip(self.tensors, pages, strict=True)
+            ],
+            [
+                [CanonicalKVCacheRef(index, pages[index][0], mapping) for index in group]
+                for group in groups
+            ],
+        )
+        self.worker = KVTierOffloadingWorker(of, layout, self.region, caches)
+        self.jobs = 0
+
+    def move(self, blocks: list[list[int]], firsts: list[int], slots: list[int], verb: str) -> int:
+        """Runs one transfer; returns its bytes."""
+        self.jobs += 1
+        of_blocks = GPULoadStoreSpec(
+            [block for group in blocks for block in group],
+            group_sizes=[len(group) for group in blocks],
+            block_indices=firsts,
+        )
+        of_slots = CPULoadStoreSpec(slots)
+        if verb == "store":
+            assert self.worker.submit_store(self.jobs, of_blocks, of_slots)
+        else:
+            assert self.worker.submit_load(self.jobs, of_slots, of_blocks)
+        self.worker.wait({self.jobs})
+        [result] = self.worker.get_finished()
+        assert (result.job_id, result.success) == (self.jobs, True)
+        assert result.transfer_time is not None
+        size = result.transfer_size
+        assert size is not None
+        return int(size)
+
+
+def chunks(blocks: int, first: int, blocks_per_chunk: int) -> int:
+    return -(-(first % blocks_per_chunk + blocks) // blocks_per_chunk)
+
+
+@given(data=st.data())
+def test_what_is_stored_comes_back(data: st.DataObject) -> None:
+    """Two overlaid groups, padded pages, strided rows; chunks cut at both ends; the rest of the
+    KV cache stays as it is."""
+    blocks_per_chunk = data.draw(st.sampled_from([1, 2, 3, 4]))
+    pages = data.draw(st.lists(st.sampled_from([(8, 8), (5, 8), (24, 32)]), min_size=1, max_size=3))
+    groups = [[*range(len(pages))], [0]]
+    of = config(sum(padded for _, padded in pages), blocks_per_chunk)
+    rank = Rank(of, None, pages, groups, stride=data.draw(st.sampled_from([0, 16])))
+    firsts = [data.draw(st.integers(0, 7)), data.draw(st.integers(0, 7))]
+    ids = data.draw(st.permutations(range(BLOCKS)))
+    sizes = [data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))]
+    sources = [ids[: sizes[0]], ids[sizes[0] : sum(sizes)]]
+    needed = sum(chunks(size, first, blocks_per_chunk)
+                 for size, first in zip(sizes, firsts, strict=True) if size)  # fmt: skip
+    slots = data.draw(st.permutations(range(SLOTS)))[:needed]
+    size = rank.move(sources, firsts, slots, "store")
+    assert size == sizes[0] * sum(page for page, _ in pages) + sizes[1] * pages[0][0]
+
+    # Back into other blocks, at the same places of their chunks.
+    targets = data.draw(st.permutations(range(BLOCKS)))
+    into = [targets[: sizes[0]], targets[sizes[0] : sum(sizes)]]
+    before = [tensor.clone() for tensor in rank.tensors]
+    assert rank.move(into, firsts, slots, "load") == size
+    expected = [tensor.clone() for tensor in before]
+    for group, origin, target in zip(groups, sources, into, strict=True):
+        for index in group:
+            page = pages[index][0]
+            for old, new in zip(origin, target, strict=True):
+                expected[index][new, :page] = before[index][old, :page]
+    for tensor, wanted in zip(rank.tensors, expected, strict=True):
+        assert torch.equal(tensor, wanted)
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+def test_ranks_have_parts_of_a_slot_or_one_together(replicated: bool) -> None:
+    """A second rank does not disturb the first; with a replicated layout it reads its bytes."""
+    ranks = []
+    region = None
+    for number in range(2):
+        of = config(8, 2, rank=number, ranks=2, replicated=replicated)
+        ranks.append(Rank(of, region, [(8, 8)], [[0]]))
+        region = ranks[0].region
+    first, second = ranks
+    if replicated:
+        assert first.layout.rank_bytes == 16
+    first.move([[0, 1]], [0], [3], "store")
+    if not replicated:
+        second.move([[0, 1]], [0], [3], "store")
+    source = first if replicated else second
+    second.move([[4, 5]], [0], [3], "load")
+    assert torch.equal(second.tensors[0][4:6], source.tensors[0][0:2])
+    first.move([[4, 5]], [0], [3], "load")
+    assert torch.equal(first.tensors[0][4:6], first.tensors[0][0:2])
+
+
+def test_canonical_pages_do_not_depend_on_the_ranks() -> None:
+    """Two ranks with half of the heads each write what one with all of them reads."""
+
+    def mapping(rank: int, ranks: int) -> CanonicalPageMapping:
+        # Four tokens of two heads of four bytes: a rank has its heads of every token.
+        heads = 2 // ranks
+        run = CopyRun(0, rank * 4, 4 * heads, 4, 4 * heads, 8)
+        return CanonicalPageMapping(32, 16 * heads, (run,), 1, 0, True)
+
+    halves = []
+    region = None
+    for number in range(2):
+        of = config(16, 2, rank=number, ranks=2, canonical=True)
+        halves.append(Rank(of, region, [(16, 16)], [[0]], mapping(number, 2)))
+        region = halves[0].region
+    for half in halves:
+        assert half.move([[2, 3]], [0], [1], "store") == 32
+    whole = Rank(config(32, 2, canonical=True), region, [(32, 32)], [[0]], mapping(0, 1))
+    whole.move([[0, 1]], [0], [1], "load")
+    heads = [half.tensors[0][2:4].reshape(2, 4, 4) for half in halves]
+    assert torch.equal(whole.tensors[0][0:2].reshape(2, 4, 8), torch.cat(heads, dim=2))
+
+
+def test_ranks_with_the_same_bytes_take_turns() -> None:
+    """Each writes every second place of the region, and all of it is there."""
+    run = CopyRun(0, 0, 8, 1, 8, 8)
+    region = None
+    ranks = []
+    for number in range(2):
+        mapping = CanonicalPageMapping(8, 8, (run,), 2, number, True)
+        of = config(8, 2, rank=number, ranks=2, canonical=True)
+        ranks.append(Rank(of, region, [(8, 8)], [[0]], mapping))
+        region = ranks[0].region
+        # Ranks with the same heads have the same bytes.
+        ranks[-1].tensors[0].copy_(ranks[0].tensors[0])
+    sizes = [rank.move([[0, 1, 2]], [1], [2, 4], "store") for rank in ranks]
+    assert sizes == [8, 16]
+    ranks[0].move([[6, 7, 8]], [1], [2, 4], "load")
+    assert torch.equal(ranks[0].tensors[0][6:9], ranks[0].tensors[0][0:3])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(LayoutError, match="16 bytes a block, but vLLM's config makes room for"):
+        Rank(config(8, 1024), None, [(16, 16)], [[0]])
+    with pytest.raises(LayoutError, match="take canonical_layout out"):
+        Rank(config(8, 1, canonical=True), None, [(8, 8)], [[0]])
+    with pytest.raises(ConfigError, match="cpu_bytes_to_use is 4095, but one chunk"):
+        slot_layout(config(8, 1), 4095)
+    rank = Rank(config(8, 2), None, [(8, 8)], [[0]])
+    with pytest.raises(IndexError):
+        rank.move([[0, 99]], [0], [0], "store")
+    with pytest.raises(TransferError, match="1 slots are left over"):
+        rank.move([[0, 1]], [0], [0, 1], "store")
