@@ -151,7 +151,7 @@ def test_a_second_owner_is_told_the_pid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "flip"])
 def test_a_damaged_file_is_a_counted_miss(tmp_path: Path, damage: str) -> None:
-    manager = make(slots=2, tiers=[file_tier(tmp_path)])
+    manager = make(slots=2, tiers=[file_tier(tmp_path)], events=True)
     store(manager, 1, 1)
     assert manager.drain(30)
     with (tmp_path / "segment-00000").open("r+b") as segment:
@@ -169,6 +169,7 @@ def test_a_damaged_file_is_a_counted_miss(tmp_path: Path, damage: str) -> None:
     assert manager.lookup(1, keys(1)).tolist() == [MISS]
     stats = manager.stats()["tiers"]["file"]
     assert {name: n for name, n in stats["load_failures"].items() if n} == {"corrupt": 1}
+    assert ("removed", "file", keys(1)) in manager.take_events()
     assert stats["chunks"] == 2
     manager.validate()
     manager.shutdown()

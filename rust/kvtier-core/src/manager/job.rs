@@ -285,6 +285,7 @@ impl Inner {
             self.events.push(EventKind::Stored, None, moved(job, result));
         }
         self.tiers[job.tier].loading -= job.chunks.len() as u64;
+        self.events.push(EventKind::Removed, Some(job.tier), result.evicted.iter());
         let figures = &mut self.tiers[job.tier].figures;
         if job.overdue {
             figures.quarantined -= job.chunks.len() as u64;

@@ -351,7 +351,12 @@ impl Shared {
                     let evicted = (index == 0).then_some(&result.evicted);
                     job.report(index, outcome, busy, evicted);
                 }
-                (Held::Load(job), Err(failure)) => job.fail(index, failure, busy),
+                (Held::Load(job), Err(failure)) => {
+                    job.fail(index, failure, busy);
+                    if result.evicted.iter().any(|key| key == job.key(index)) {
+                        job.dropped(index);
+                    }
+                }
                 (Held::Load(job), Ok(())) => {
                     // SAFETY: the inner job's result was taken, so nobody else touches the slot;
                     // the borrow ends before `deliver`.

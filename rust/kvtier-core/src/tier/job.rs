@@ -111,7 +111,7 @@ pub struct JobResult {
     pub job: JobId,
     /// What became of each chunk, in the job's order.
     pub outcomes: Vec<Outcome>,
-    /// Keys that the tier evicted for it.
+    /// Keys that the tier evicted for it, or of a load, whose copies it dropped since they were bad.
     pub evicted: KeyBatch,
     /// Bytes moved.
     pub bytes: u64,
@@ -382,6 +382,12 @@ impl LoadJob {
         } else {
             Err(TierError::Corrupt { what: "payload", key: self.key(index).into() })
         }
+    }
+
+    /// Tells that the tier dropped its copy of a chunk, which turned out bad.
+    pub fn dropped(&self, index: usize) {
+        // Of the job's own keys, so of the same length.
+        let _ = self.0.tally.lock().evicted.push(self.key(index));
     }
 
     /// Reports a chunk that did not come.

@@ -82,11 +82,13 @@ impl ChunkStore for MemoryStore {
         Ok(stored)
     }
 
-    fn discard(&self, key: &[u8]) {
+    fn discard(&self, key: &[u8]) -> bool {
         let mut index = self.index.lock();
-        if let Some(slot) = detach_unpinned(&mut index, key) {
-            index.reclaim(slot);
-        }
+        let Some(slot) = detach_unpinned(&mut index, key) else {
+            return false;
+        };
+        index.reclaim(slot);
+        true
     }
 
     fn touch(&self, keys: &KeyBatch) {

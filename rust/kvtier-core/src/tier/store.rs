@@ -36,8 +36,8 @@ pub trait ChunkStore: Send + Sync + 'static {
     /// # Errors
     /// [`TierError`]; `place` then holds any bytes.
     fn get(&self, key: &[u8], place: &mut [u8]) -> Result<Checksum, TierError>;
-    /// Removes a copy that turned out bad.
-    fn discard(&self, key: &[u8]);
+    /// Removes a copy that turned out bad; false if it is not here, or somebody still reads it.
+    fn discard(&self, key: &[u8]) -> bool;
     /// Marks keys as used.
     fn touch(&self, keys: &KeyBatch);
     /// How full it is.
@@ -152,8 +152,9 @@ fn load_chunk<S: ChunkStore>(store: &S, log: &LogLimit, job: &LoadJob, index: us
     };
     if let Err(error) = delivered {
         limited!(log, warn, "load failed: {error}");
-        if matches!(error, TierError::Corrupt { .. } | TierError::Missing(_)) {
-            store.discard(job.key(index));
+        let bad = matches!(error, TierError::Corrupt { .. } | TierError::Missing(_));
+        if bad && store.discard(job.key(index)) {
+            job.dropped(index);
         }
     }
 }

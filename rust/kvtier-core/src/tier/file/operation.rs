@@ -185,8 +185,9 @@ impl Operation for LoadChunk {
         };
         if let Err(error) = self.deliver(outcome, slot) {
             limited!(self.store.log, warn, "load failed: {error}");
-            if matches!(error, TierError::Corrupt { .. }) {
-                self.store.discard(self.job.key(self.index));
+            let bad = matches!(error, TierError::Corrupt { .. });
+            if bad && self.store.discard(self.job.key(self.index)) {
+                self.job.dropped(self.index);
             }
         }
     }

@@ -291,17 +291,18 @@ impl Store {
         self.segments.place(slot).map_err(|source| self.failed("opening", source))
     }
 
-    /// Removes a copy that turned out bad.
-    pub(super) fn discard(&self, key: &[u8]) {
-        let slot = detach_unpinned(&mut self.index.lock(), key);
-        if let Some(slot) = slot {
-            // The slot is nobody's until it is reclaimed, so this cannot hit another's header.
-            match self.headers.clear(slot) {
-                Ok(()) => self.slots.cleared(slot),
-                Err(error) => log::warn!("a damaged chunk keeps its header until reuse: {error}"),
-            }
-            self.index.lock().reclaim(slot);
+    /// Removes a copy that turned out bad; false if it is not here, or somebody still reads it.
+    pub(super) fn discard(&self, key: &[u8]) -> bool {
+        let Some(slot) = detach_unpinned(&mut self.index.lock(), key) else {
+            return false;
+        };
+        // The slot is nobody's until it is reclaimed, so this cannot hit another's header.
+        match self.headers.clear(slot) {
+            Ok(()) => self.slots.cleared(slot),
+            Err(error) => log::warn!("a damaged chunk keeps its header until reuse: {error}"),
         }
+        self.index.lock().reclaim(slot);
+        true
     }
 
     /// The share of an operation that began at `start` and ends now in the time that the store
