@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -165,7 +165,10 @@ def test_an_interrupt_while_a_constructor_waits_closes_the_tier_when_it_is_open(
 
     class Waiting(Plain):
         def __init__(self, context: TierContext) -> None:
-            _thread.interrupt_main()
+            # To that thread: another one would not wake it up.
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)
             assert gate.wait(PATIENCE_S)
             super().__init__(context)
 

@@ -50,8 +50,8 @@ def test_the_core_is_heard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert manager.prepare_store(1, keys(1)) is not None
     manager.complete_store(1, keys(1))
     assert manager.drain(PATIENCE_S)
-    (path,) = tmp_path.glob("chunks/*/*.kv")
-    path.write_bytes(bytes(8192))
+    with (tmp_path / "segment-00000").open("r+b") as segment:
+        segment.write(bytes(4096))
     manager.reset()
     manager.reset_flushed()
     manager.lookup(1, keys(1))
