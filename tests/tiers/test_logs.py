@@ -51,7 +51,7 @@ def test_the_core_is_heard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     manager.complete_store(1, keys(1))
     assert manager.drain(PATIENCE_S)
     with (tmp_path / "segment-00000").open("r+b") as segment:
-        segment.write(bytes(4096))
+        segment.write(b"damaged")
     manager.reset()
     manager.reset_flushed()
     manager.lookup(1, keys(1))
