@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import traceback
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -16,6 +16,9 @@ from kvtier._kvtier import TierPort
 from kvtier.tiers.contract import SecondaryTier, TierContext
 
 __all__ = ["start"]
+
+# How often a wait lets the main thread notice Ctrl-C.
+_SIGNAL_CHECK_S = 0.05
 
 # Tiers whose threads have not ended: an interpreter that ends closes them first.
 _open: set[TierPort] = set()
@@ -45,7 +48,7 @@ def start(
     _open.add(port)
     try:
         thread.start()
-        error = opened.get()
+        error = _wait_for(opened)
     except BaseException:
         # Interrupted: when the tier is open, the thread closes it.
         port.begin_close()
@@ -56,6 +59,15 @@ def start(
             raise error
         finally:
             del error
+
+
+def _wait_for(opened: SimpleQueue[BaseException | None]) -> BaseException | None:
+    """Waits in slices: a signal that comes just before a wait begins does not end it."""
+    while True:
+        try:
+            return opened.get(timeout=_SIGNAL_CHECK_S)
+        except Empty:
+            continue
 
 
 def _run(
