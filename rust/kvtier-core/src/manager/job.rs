@@ -265,10 +265,10 @@ impl Inner {
         if !job.overdue && !job.cancelled.load(Ordering::Relaxed) {
             let doubts = &mut self.tiers[job.tier].doubts;
             for (key, outcome) in job.chunks.keys.iter().zip(&result.outcomes) {
-                let chunk = self.index.fingerprint_of(key);
                 match outcome {
-                    Ok(()) => doubts.trust(chunk),
-                    Err(_) => doubts.failed(chunk, result.ended),
+                    Ok(()) if doubts.is_empty() => {}
+                    Ok(()) => doubts.trust(self.index.fingerprint_of(key)),
+                    Err(_) => doubts.failed(self.index.fingerprint_of(key), result.ended),
                 }
             }
         }
