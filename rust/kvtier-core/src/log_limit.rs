@@ -15,8 +15,18 @@ struct State {
 }
 
 impl LogLimit {
-    /// Whether a line may be logged now, and how many were passed over since the last one.
-    pub fn take(&self) -> Option<u64> {
+    /// The line to log, which says how many were passed over since the last one; `None`, and the
+    /// message is not even made, when it is to be passed over itself.
+    pub fn line(&self, message: impl FnOnce() -> String) -> Option<String> {
+        let passed_over = self.take()?;
+        let message = message();
+        Some(match passed_over {
+            0 => message,
+            _ => format!("{message} ({passed_over} lines like it were passed over)"),
+        })
+    }
+
+    fn take(&self) -> Option<u64> {
         let mut state = self.0.lock();
         let now = Instant::now();
         if state.last.is_some_and(|last| now.duration_since(last).as_secs() < 1) {
@@ -31,13 +41,8 @@ impl LogLimit {
 /// Logs a line at most once a second: `limited!(limit, warn, "...", ...)`.
 macro_rules! limited {
     ($limit:expr, $level:ident, $($message:tt)+) => {
-        if let Some(passed_over) = $limit.take() {
-            let message = format!($($message)+);
-            if passed_over == 0 {
-                log::$level!("{message}");
-            } else {
-                log::$level!("{message} ({passed_over} lines like it were passed over)");
-            }
+        if let Some(line) = $limit.line(|| format!($($message)+)) {
+            log::$level!("{line}");
         }
     };
 }

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::figures::{Direction, EventKind, PrimaryFigures};
 use super::{BreakerState, Inner, Lookup, Manager, ManagerError, RequestId, TierMask, requester};
+use crate::clock::Clock;
 use crate::index::{Chain, State, Token, Writer};
 use crate::key::KeyBatch;
 use crate::tier::{Fault, Presence};
@@ -61,7 +62,7 @@ impl Manager {
                 finish_lookup(&mut inner.primary, &mut answers, prefix);
                 return Ok(answers);
             }
-            (tiers, inner.doubted(keys, &absent, self.clock.now()))
+            (tiers, inner.doubted(keys, &absent, &self.clock))
         };
         let askable = Askable { tiers, doubted };
         let asked = self.ask_tiers(request, keys, &absent, &askable, prefix);
@@ -176,7 +177,8 @@ impl Manager {
             presence.clear();
             presence.resize(wanted.len(), Presence::Miss);
             asked.keys[number] += wanted.len() as u64;
-            self.call(number, "lookup", |tier| tier.lookup(request, keys, &wanted, &mut presence));
+            self.tiers[number]
+                .call("lookup", |tier| tier.lookup(request, keys, &wanted, &mut presence));
             let mut answers = presence.iter();
             open.retain(|&at| {
                 let home = &mut asked.homes[at];
@@ -306,10 +308,11 @@ impl Manager {
 impl Inner {
     /// The tiers that are not to be asked for each of `keys[absent[i]]`, since they failed to
     /// bring it; nothing, as a rule.
-    fn doubted(&self, keys: &KeyBatch, absent: &[u32], now: Instant) -> Vec<TierMask> {
+    fn doubted(&self, keys: &KeyBatch, absent: &[u32], clock: &Clock) -> Vec<TierMask> {
         if self.tiers.iter().all(|tier| tier.doubts.is_empty()) {
             return Vec::new();
         }
+        let now = clock.now();
         let doubted = |&at: &u32| {
             let chunk = self.index.fingerprint_of(keys.get(at as usize));
             let tiers = self.tiers.iter().enumerate();

@@ -335,7 +335,7 @@ impl Manager {
             }
         }
         for number in 0..self.tiers.len() {
-            self.call(number, "touch", |tier| tier.touch(keys));
+            self.tiers[number].call("touch", |tier| tier.touch(keys));
         }
         Ok(())
     }
@@ -370,7 +370,8 @@ impl Manager {
         primary.pinned = occupancy.pinned as u64;
         primary.detached = occupancy.detached as u64;
         for (number, figures) in figures.iter_mut().enumerate() {
-            figures.usage = self.call(number, "usage", |tier| tier.usage()).unwrap_or_default();
+            figures.usage =
+                self.tiers[number].call("usage", |tier| tier.usage()).unwrap_or_default();
         }
         let tiers = self.tiers.iter().zip(figures).map(|(tier, figures)| TierSnapshot {
             name: tier.name.clone(),
@@ -396,16 +397,6 @@ impl Manager {
             }
         }
         inner.check_queues(self.region.slot_bytes() as u64)
-    }
-
-    /// Calls into a tier, without the lock. A panic is caught and counted: `None`.
-    fn call<T>(
-        &self,
-        number: usize,
-        what: &'static str,
-        call: impl FnOnce(&dyn SecondaryTier) -> T,
-    ) -> Option<T> {
-        self.tiers[number].call(what, call)
     }
 }
 

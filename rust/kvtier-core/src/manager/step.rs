@@ -47,7 +47,7 @@ impl Manager {
         let mut removed = Vec::new();
         for (number, tier) in self.tiers.iter().enumerate() {
             let mut news = News::default();
-            self.call(number, "end_step", |tier| tier.end_step(&mut news));
+            self.tiers[number].call("end_step", |tier| tier.end_step(&mut news));
             news.faults.iter().for_each(|&fault| tier.note(fault));
             if !news.removed.is_empty() {
                 removed.push((number, news.removed));
@@ -114,7 +114,7 @@ impl Manager {
             inner.jobs.values().for_each(|job| job.cancelled.store(true, Ordering::Relaxed));
         }
         for number in 0..self.tiers.len() {
-            self.call(number, "shutdown", |tier| tier.shutdown());
+            self.tiers[number].call("shutdown", |tier| tier.shutdown());
         }
         self.apply_results(&mut self.inner.lock());
     }
@@ -180,19 +180,19 @@ impl Manager {
                 Direction::Store => {
                     // SAFETY: `cascade` pinned the slots, and the pins come back with the result.
                     let job = unsafe { StoreJob::new(parts) };
-                    self.call(tier, "submit_store", |tier| tier.submit_store(job));
+                    self.tiers[tier].call("submit_store", |tier| tier.submit_store(job));
                 }
                 Direction::Load => {
                     // SAFETY: the slots are in state writing for this job alone, or detached,
                     // until `apply_results` took its result. Reserved slots are distinct.
                     let job = unsafe { LoadJob::new(parts) };
-                    self.call(tier, "submit_load", |tier| tier.submit_load(job));
+                    self.tiers[tier].call("submit_load", |tier| tier.submit_load(job));
                 }
             }
         }
         for request in outgoing.ended {
             for number in 0..self.tiers.len() {
-                self.call(number, "finish_request", |tier| tier.finish_request(request));
+                self.tiers[number].call("finish_request", |tier| tier.finish_request(request));
             }
         }
     }

@@ -62,6 +62,7 @@ impl Tier {
         }
     }
 
+    /// Calls into the tier, without the lock. A panic is caught and counted: `None`.
     pub(super) fn call<T>(
         &self,
         what: &'static str,

@@ -145,14 +145,8 @@ impl Shared {
     }
 
     fn warn(&self, explain: impl FnOnce() -> String) {
-        match self.log.take() {
-            None => {}
-            Some(0) => log::warn!("tier {:?}: {}", self.name, explain()),
-            Some(passed_over) => log::warn!(
-                "tier {:?}: {} ({passed_over} lines like it were passed over)",
-                self.name,
-                explain()
-            ),
+        if let Some(line) = self.log.line(|| format!("tier {:?}: {}", self.name, explain())) {
+            log::warn!("{line}");
         }
     }
 }
