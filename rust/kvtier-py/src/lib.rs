@@ -9,11 +9,13 @@
 mod convert;
 mod copier;
 mod error;
+mod evictor;
 mod fork;
 mod logging;
 mod manager;
 mod region;
 mod replay;
+mod solo;
 mod stats;
 mod store;
 mod tier;
@@ -29,6 +31,8 @@ mod _kvtier {
     #[pymodule_export]
     use super::copier::{HostCopier, Moves};
     #[pymodule_export]
+    use super::evictor::Evictor;
+    #[pymodule_export]
     use super::logging::LogLines;
     #[pymodule_export]
     use super::manager::{Manager, PreparedStore};
@@ -37,9 +41,11 @@ mod _kvtier {
     #[pymodule_export]
     use super::replay::Trace;
     #[pymodule_export]
+    use super::solo::SoloTier;
+    #[pymodule_export]
     use super::store::{StoreAudit, inspect_store};
     #[pymodule_export]
-    use super::tier::{TierJob, TierPort};
+    use super::tier::{TierJob, TierPort, chunk_checksum};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

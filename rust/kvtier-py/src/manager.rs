@@ -166,6 +166,10 @@ impl Manager {
         Ok(answer as u8)
     }
 
+    fn promoted_from(&self, py: Python<'_>, key: &[u8]) -> PyResult<Option<&str>> {
+        self.inner(py)?.promoted_from(key).or_raise(py)
+    }
+
     fn lookup_prefix<'py>(
         &self,
         request: u64,
@@ -281,15 +285,8 @@ impl Manager {
         let events = inner.take_events().or_raise(py)?;
         let list = PyList::empty(py);
         for event in events {
-            let kind: Cow<'_, str> = match event.kind {
-                EventKind::Stored => "stored".into(),
-                EventKind::Removed => "removed".into(),
-                EventKind::Breaker(direction, state) => {
-                    format!("{}_breaker_{}", direction.as_str(), state.as_str()).into()
-                }
-            };
             list.append((
-                kind,
+                event_word(event.kind),
                 inner.tier_name(event.tier),
                 key_list(py, event.keys.iter().map(AsRef::as_ref))?,
             ))?;
@@ -315,6 +312,17 @@ impl Drop for Manager {
             // SAFETY: dropped once, here, and never used again.
             let inner = unsafe { ManuallyDrop::take(&mut self.inner) };
             Python::attach(|py| py.detach(|| drop(inner)));
+        }
+    }
+}
+
+/// What happened, in a word.
+pub(crate) fn event_word(kind: EventKind) -> Cow<'static, str> {
+    match kind {
+        EventKind::Stored => "stored".into(),
+        EventKind::Removed => "removed".into(),
+        EventKind::Breaker(direction, state) => {
+            format!("{}_breaker_{}", direction.as_str(), state.as_str()).into()
         }
     }
 }

@@ -241,23 +241,14 @@ impl Inner {
     /// Tells the breaker how a job ended, and notes how long it took.
     fn judge(&mut self, job: &Running, result: &JobResult) {
         let breaker = &mut self.tiers[job.tier].breakers[job.direction as usize];
-        let withdrawn = job.shed || job.cancelled.load(Ordering::Relaxed);
-        let gone = |outcome: &Outcome| *outcome == Err(Failure::Missing);
-        let change = if job.overdue {
+        if job.overdue {
             // Judged when it became late.
-            None
-        } else if result.outcomes.iter().any(Result::is_ok) {
-            breaker.succeeded()
-        } else if withdrawn || result.outcomes.iter().all(gone) {
-            breaker.withdrawn(result.job);
-            None
-        } else {
-            breaker.failed(Some(result.job), result.ended)
-        };
-        if !job.overdue {
-            let took = result.ended.saturating_duration_since(job.submitted);
-            self.tiers[job.tier].moved(job.direction).latency.add(took);
+            return;
         }
+        let withdrawn = job.shed || job.cancelled.load(Ordering::Relaxed);
+        let change = breaker.judge(result, withdrawn);
+        let took = result.ended.saturating_duration_since(job.submitted);
+        self.tiers[job.tier].moved(job.direction).latency.add(took);
         self.breaker_is(job.tier, job.direction, change);
     }
 

@@ -39,6 +39,7 @@
 //! | `reset.rs` | forgetting the primary tier under an engine that runs |
 //! | `tier/breaker.rs`, `pressure.rs` | when a tier is switched off, when its stores are shed |
 //! | `doubts.rs` | which chunks a tier is not asked for, since it did not bring them |
+//! | `solo.rs` | one tier, without a manager of ours |
 //! | `figures.rs`, `histogram.rs` | what is counted |
 
 mod doubts;
@@ -49,6 +50,7 @@ mod lookup;
 mod pressure;
 mod request;
 mod reset;
+mod solo;
 mod step;
 mod tier;
 mod transfer;
@@ -62,6 +64,7 @@ pub use figures::{
 };
 pub use histogram::{BUCKETS, Histogram};
 pub use request::{RequestOptions, TierMatcher};
+pub use solo::{Ended, SoloError, SoloTier};
 pub use transfer::PreparedStore;
 
 pub use crate::tier::{BreakerState, RequestId};
@@ -160,6 +163,9 @@ type TierMask = u64;
 /// The most tiers a manager can have.
 pub const MAX_TIERS: usize = TierMask::BITS as usize;
 
+/// The origin of a chunk that no tier brought; no tier has this number.
+const FROM_ENGINE: u8 = u8::MAX;
+
 struct Inner {
     index: Index,
     admission: Admission,
@@ -183,6 +189,8 @@ struct Inner {
     more_holders: HashMap<Slot, u32>,
     /// Slots that the engine held when they were forgotten.
     engine_held: Vec<Slot>,
+    /// Of each slot, which tier its chunk was promoted from; [`FROM_ENGINE`] for one that was stored.
+    origins: Box<[u8]>,
     /// Between `reset` and `reset_flushed`.
     resetting: bool,
     events: Events,
@@ -267,6 +275,7 @@ impl Manager {
                 ended: Vec::new(),
                 more_holders: HashMap::new(),
                 engine_held: Vec::new(),
+                origins: vec![FROM_ENGINE; region.slots() as usize].into(),
                 resetting: false,
                 events: Events::new(options.events),
                 primary: PrimaryFigures::default(),

@@ -11,7 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::tier::{JobId, TierLimits};
+use crate::tier::{Failure, JobId, JobResult, Outcome, TierLimits};
 
 /// What a breaker lets through.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -88,6 +88,19 @@ impl Breaker {
                 (true, Some(BreakerState::HalfOpen))
             }
             State::HalfOpen { probe } => (probe.is_none(), None),
+        }
+    }
+
+    /// A job ended in time: tells how, unless it was `withdrawn`. The new state, if it is another.
+    pub(super) fn judge(&mut self, result: &JobResult, withdrawn: bool) -> Option<BreakerState> {
+        let gone = |outcome: &Outcome| *outcome == Err(Failure::Missing);
+        if result.outcomes.iter().any(Result::is_ok) {
+            self.succeeded()
+        } else if withdrawn || result.outcomes.iter().all(gone) {
+            self.withdrawn(result.job);
+            None
+        } else {
+            self.failed(Some(result.job), result.ended)
         }
     }
 
