@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kvtier._kvtier import Moves
-from kvtier.torch.canonical import CanonicalKVCaches
-from kvtier.torch.chunk_layout import GroupLayout
+from kvtier.torch.chunk_layout import ChunkLayout
 from kvtier.torch.copy_paths import (
     BatchedMemcpy,
     CopyPath,
@@ -72,8 +71,11 @@ class CudaCopy:
         return None
 
     def done(self) -> bool:
-        """Whether the copy has ended."""
-        return bool(self.ended.query())
+        """Whether the copy has ended; one that failed has, as `error` tells."""
+        try:
+            return bool(self.ended.query())
+        except RuntimeError:
+            return True
 
     def wait(self) -> None:
         """Waits for the copy."""
@@ -87,22 +89,18 @@ class CudaCopy:
 class CudaLanes:
     """Runs copies of CUDA tensors; see `TransferLanes`."""
 
-    def __init__(
-        self,
-        slots: torch.Tensor,
-        caches: CanonicalKVCaches,
-        layouts: Sequence[GroupLayout],
-        blocks_per_chunk: int,
-    ) -> None:
+    def __init__(self, slots: torch.Tensor, layout: ChunkLayout, blocks_per_chunk: int) -> None:
         """Measures the copy paths, then starts to register the region in the background.
 
         `slots` is the region as uint8 `(slots, slot_bytes)`. Raises `DeviceError` where there is
         no driver to register it with.
         """
-        self._device = caches.device
+        self._device = layout.device
         self._slots = slots
         self._blocks_per_chunk = blocks_per_chunk
-        self._tables = [GroupTable(caches.tensors, layout, blocks_per_chunk) for layout in layouts]
+        self._tables = [
+            GroupTable(layout.tensors, group, blocks_per_chunk) for group in layout.groups
+        ]
         with torch.cuda.device(self._device):
             self._streams = {
                 lane: torch.cuda.Stream(
@@ -121,8 +119,8 @@ class CudaLanes:
             with torch.cuda.stream(stream):
                 self._measured = choose_paths(
                     paths,
-                    layouts,
-                    [tensor.shape[1] for tensor in caches.tensors],
+                    layout.groups,
+                    [tensor.shape[1] for tensor in layout.tensors],
                     blocks_per_chunk,
                     self._device,
                     stream.cuda_stream,

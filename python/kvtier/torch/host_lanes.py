@@ -11,8 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, cast
 
 from kvtier._kvtier import HostCopier, Moves, Region
-from kvtier.torch.canonical import CanonicalKVCaches
-from kvtier.torch.chunk_layout import GroupLayout
+from kvtier.torch.chunk_layout import ChunkLayout
 from kvtier.torch.ordering import Lane
 
 if TYPE_CHECKING:
@@ -54,17 +53,11 @@ class HostCopy:
 class HostLanes:
     """Runs copies of CPU tensors; see `TransferLanes`."""
 
-    def __init__(
-        self,
-        region: Region,
-        caches: CanonicalKVCaches,
-        layouts: Sequence[GroupLayout],
-        blocks_per_chunk: int,
-    ) -> None:
+    def __init__(self, region: Region, layout: ChunkLayout, blocks_per_chunk: int) -> None:
         """Raises `TransferError` when a chunk does not fit into a slot."""
         # The stubs of numpy name the buffer protocol only from Python 3.12 on.
-        rows = cast("list[Buffer]", [tensor.numpy() for tensor in caches.tensors])
-        groups = [(layout.block_bytes, layout.pieces) for layout in layouts]
+        rows = cast("list[Buffer]", [tensor.numpy() for tensor in layout.tensors])
+        groups = [(group.block_bytes, group.pieces) for group in layout.groups]
         self._copier = HostCopier(region, rows, groups, blocks_per_chunk=blocks_per_chunk)
         self._workers = {
             lane: ThreadPoolExecutor(1, thread_name_prefix=f"kvtier-{lane.name.lower()}")
