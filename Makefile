@@ -114,11 +114,10 @@ bench-gpu: ## Measure transfers and block tables on the GPU, with the installed 
 	$(PYTHON_WITH_WHEEL) benches/gpu.py --figures
 
 .PHONY: bench
-bench: setup ## Run the criterion benchmarks and the index from Python
+bench: setup ## Run the criterion benchmarks, and index and manager from Python (BENCH_ARGS=...)
 	cargo bench --locked --workspace
 	$(BIN)/python benches/index_table.py
-	$(BIN)/python benches/index_vs_vllm.py $(BENCH_ARGS)
-	$(BIN)/python benches/manager_vs_vllm.py $(BENCH_ARGS)
+	for question in index manager; do $(BIN)/kvtier bench $$question $(BENCH_ARGS); done
 
 # Sees the packages of .venv (torch is large) behind its own.
 $(VLLM_VENV)/.packages: benches/vllm-requirements.txt $(VENV)/.packages
@@ -146,9 +145,8 @@ test-vllm: setup $(VLLM_VENV)/.sources ## Run kvtier in vLLM's CPU engine, in a 
 
 .PHONY: bench-vllm
 bench-vllm: setup $(VLLM_VENV)/.packages ## Run index, manager and plug-in beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
-	$(VLLM_VENV)/bin/python benches/index_vs_vllm.py $(BENCH_ARGS)
-	$(VLLM_VENV)/bin/python benches/manager_vs_vllm.py $(BENCH_ARGS)
-	$(VLLM_VENV)/bin/python benches/scheduler_vs_vllm.py $(BENCH_ARGS)
+	for question in index manager scheduler; do \
+		$(VLLM_VENV)/bin/python -m kvtier bench $$question $(BENCH_ARGS); done
 
 .PHONY: bench-rivals
 bench-rivals: ## Run the LRU index beside other caches (downloads them)

@@ -1,41 +1,48 @@
 """Time that vLLM's scheduler spends in its connector, with kvtier and with vLLM's own tiers.
 
-vLLM's real `OffloadingConnectorScheduler` is driven as the scheduler drives it: 64 requests of
-32,768 tokens, blocks of 64 tokens, so 512 chunks each, all of them on disk and none in host memory.
+vLLM's real `OffloadingConnectorScheduler` is driven as the scheduler drives it: `requests`
+requests of `tokens` tokens, blocks of 64 tokens, all of their chunks on disk and none in host
+memory. (64 requests of 32,768 tokens are 512 chunks each.)
 
-- loading: every step asks for every request that waits, until all have their chunks in host
-  memory; then their loads are prepared and completed.
-- running: all 64 decode, a token a step. Nothing is stored: vLLM offloads prompts.
+- `scheduler.loading`: every step asks for every request that waits, until all have their chunks
+  in host memory; then their loads are prepared and completed. `scheduler.steps` is how many.
+- `scheduler.running`: all decode, a token a step. Nothing is stored: vLLM offloads prompts.
 
 Time is that of calls of the connector, `get_stats` included; waiting for the disk is not in it.
 vLLM's side is `TieringOffloadingManager` with its `fs` tier, kvtier's its file tier; both have 32
-KiB in a chunk, and the page cache to read from.
+KiB in a chunk, and the page cache to read from. Without vLLM there is nothing to measure.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from beside_vllm import Target, import_vllm, keys_of, record, report
-
 import kvtier
+from kvtier.bench.beside_vllm import NOT_INSTALLED, import_vllm, numbered_hashes, require
+from kvtier.bench.figures import Figure, compared, untaken
+from kvtier.errors import ConfigError
 
-REQUESTS = 64
-TOKENS = 32_768
+__all__ = ["measure"]
+
 BLOCK = 64
-CHUNKS = TOKENS // BLOCK
-SLOTS = REQUESTS * CHUNKS
 CHUNK = 32 * 1024
 DECODE_STEPS = 200
 MOST_STEPS = 100_000
 PAUSE = 0.001
+REFERENCE = "vLLM TieringOffloadingSpec, fs"
+# Of each figure: its unit, and the part of vLLM's that it may take.
+FIGURES = {
+    "loading": ("ms", 1 / 10),
+    "running": ("ms", 1 / 10),
+    "steps": ("steps", None),
+}
 
 MODULES = {
     "base": "vllm.v1.kv_offload.base",
@@ -46,16 +53,83 @@ MODULES = {
     "tiering": "vllm.v1.kv_offload.tiering.manager",
     "factory": "vllm.v1.kv_offload.tiering.factory",
     "request": "vllm.v1.request",
+    "sampling": "vllm.sampling_params",
     "torch": "torch",
     "ours": "kvtier.integrations.vllm.manager",
 }
 
 
+@dataclass(frozen=True)
+class Load:
+    """What the connector is driven with."""
+
+    requests: int
+    tokens: int
+
+    @property
+    def chunks(self) -> int:
+        """Of one request."""
+        return self.tokens // BLOCK
+
+    @property
+    def slots(self) -> int:
+        """Of the primary tier: all chunks of all requests."""
+        return self.requests * self.chunks
+
+    def hashes(self) -> list[list[bytes]]:
+        """The block hashes of each request."""
+        return [
+            [key[:32] for key in numbered_hashes(number * self.chunks, self.chunks)]
+            for number in range(self.requests)
+        ]
+
+
+def measure(*, requests: int, tokens: int, rounds: int) -> Iterator[Figure]:
+    """Yields the figures; `untaken` ones where there is no vLLM.
+
+    Raises `ConfigError` for less than one request of whole blocks.
+    """
+    if requests < 1 or tokens < BLOCK or tokens % BLOCK:
+        raise ConfigError(
+            f"--requests {requests} --tokens {tokens}: ask for one request or more, and for a "
+            f"multiple of {BLOCK} tokens"
+        )
+    vllm = import_vllm(MODULES)
+    if vllm is None:
+        for name, (unit, _) in FIGURES.items():
+            yield untaken(f"scheduler.{name}.vllm", unit, NOT_INSTALLED)
+        return
+    load = Load(requests, tokens)
+    hashes = load.hashes()
+    rows: dict[str, dict[str, list[float]]] = {name: {} for name in FIGURES}
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-bench-"))
+        sides: dict[str, Connector] = {}
+        for name, make in (("ours", our_manager), ("theirs", their_manager)):
+            sides[name] = Connector(vllm, load, make, Path(directory) / name)
+            stack.callback(sides[name].scheduler.shutdown)
+            fill(sides[name], hashes)
+        for _ in range(rounds):
+            for name, connector in sides.items():
+                for figure, value in zip(FIGURES, run(connector, hashes), strict=True):
+                    rows[figure].setdefault(name, []).append(value)
+    for name, (unit, limit) in FIGURES.items():
+        yield compared(
+            f"scheduler.{name}.vllm",
+            unit,
+            rows[name]["ours"],
+            reference=REFERENCE,
+            theirs=rows[name]["theirs"],
+            target=limit,
+            smaller_is_better=True,
+        )
+
+
 class Region:
     """What vLLM's primary tier asks of its mapping; `kvtier.Region`'s memory."""
 
-    def __init__(self) -> None:
-        self.region = kvtier.Region(SLOTS, CHUNK, prefault_threads=2)
+    def __init__(self, slots: int) -> None:
+        self.region = kvtier.Region(slots, CHUNK, prefault_threads=2)
 
     def create_kv_memoryview(self) -> memoryview:
         return memoryview(self.region)
@@ -64,9 +138,9 @@ class Region:
         pass
 
 
-def offloading_config(vllm: dict[str, Any]) -> Any:
+def offloading_config(vllm: SimpleNamespace) -> Any:
     """What vLLM makes of its configuration."""
-    config = vllm["config"]
+    config = vllm.config
     return config.OffloadingConfig(
         groups=(config.OffloadingGroupConfig(BLOCK, ("layer",), 0),),
         worker_kv_bytes_per_block=CHUNK,
@@ -79,39 +153,43 @@ def offloading_config(vllm: dict[str, Any]) -> Any:
     )
 
 
-def our_manager(vllm: dict[str, Any], _: Any, disk: Path) -> Any:
-    limits = {"max_queued_bytes": SLOTS * CHUNK, "high_water_s_per_mib": 60.0}
-    limits |= {"load_deadline_s": 300, "store_deadline_s": 300}
-    tier = {"type": "file", "path": str(disk), "capacity_bytes": 4 * SLOTS * CHUNK, **limits}
-    region = kvtier.Region(SLOTS, CHUNK, prefault_threads=2)
-    return vllm["ours"].KVTierOffloadingManager(kvtier.Manager(region, [tier]))
+def our_manager(vllm: SimpleNamespace, slots: int, _: Any, disk: Path) -> Any:
+    limits = {"max_queued_bytes": slots * CHUNK, "high_water_s_per_mib": 60.0}
+    limits |= {"load_deadline_s": 300, "store_deadline_s": 300, "load_share": 1.0}
+    tier = {"type": "file", "path": str(disk), "capacity_bytes": 4 * slots * CHUNK, **limits}
+    region = kvtier.Region(slots, CHUNK, prefault_threads=2)
+    return vllm.ours.KVTierOffloadingManager(kvtier.Manager(region, [tier]))
 
 
-def their_manager(vllm: dict[str, Any], spec: Any, disk: Path) -> Any:
-    primary = vllm["tiering"].CPUPrimaryTierOffloadingManager(SLOTS, Region())
-    tier = vllm["factory"].SecondaryTierFactory.create_secondary_tier(
+def their_manager(vllm: SimpleNamespace, slots: int, spec: Any, disk: Path) -> Any:
+    primary = vllm.tiering.CPUPrimaryTierOffloadingManager(slots, Region(slots))
+    tier = vllm.factory.SecondaryTierFactory.create_secondary_tier(
         {"type": "fs", "root_dir": str(disk)}, primary.get_kv_memoryview(), spec
     )
-    return vllm["tiering"].TieringOffloadingManager(primary, [tier])
+    return vllm.tiering.TieringOffloadingManager(primary, [tier])
 
 
 class Connector:
     """vLLM's connector over one of the managers, and what was spent in it."""
 
-    def __init__(self, vllm: dict[str, Any], make: Callable[..., Any], disk: Path) -> None:
-        self.vllm = vllm
+    def __init__(
+        self, vllm: SimpleNamespace, load: Load, make: Callable[..., Any], disk: Path
+    ) -> None:
+        self.vllm, self.load = vllm, load
 
-        class Spec(vllm["base"].OffloadingSpec):  # type: ignore[misc]
+        base: Any = vllm.base.OffloadingSpec
+
+        class Spec(base):  # type: ignore[misc]
             def get_manager(self) -> Any:
-                return make(vllm, self, disk)
+                return make(vllm, load.slots, self, disk)
 
             def get_worker(self, kv_caches: Any) -> Any:
                 raise NotImplementedError
 
         spec = Spec(offloading_config(vllm))
-        cache = vllm["cache"]
+        cache = vllm.cache
         attention = cache.FullAttentionSpec(
-            block_size=BLOCK, num_kv_heads=1, head_size=128, dtype=vllm["torch"].bfloat16
+            block_size=BLOCK, num_kv_heads=1, head_size=128, dtype=vllm.torch.bfloat16
         )
         groups = [cache.KVCacheGroupSpec(["layer"], attention)]
         engine = SimpleNamespace(
@@ -121,12 +199,11 @@ class Connector:
             speculative_config=None,
             parallel_config=SimpleNamespace(world_size=1, decode_context_parallel_size=1),
         )
-        kv_cache = cache.KVCacheConfig(SLOTS + 1, [], groups)
-        connector = vllm["connector"].OffloadingConnectorScheduler
+        kv_cache = cache.KVCacheConfig(load.slots + 1, [], groups)
+        connector = vllm.connector.OffloadingConnectorScheduler
         self.scheduler = connector(spec, engine, kv_cache)
         self.spent = 0
         self.steps = 0
-        self.jobs: dict[int, Any] = {}
 
     def timed(self, verb: Callable[..., Any], *arguments: Any) -> Any:
         start = time.perf_counter_ns()
@@ -146,7 +223,7 @@ class Connector:
             kv_connector_block_state=None,
         )
         meta = self.timed(self.scheduler.build_connector_meta, output)
-        done = self.vllm["common"].OffloadingWorkerMetadata()
+        done = self.vllm.common.OffloadingWorkerMetadata()
         for job in (*meta.load_jobs, *meta.store_jobs):
             done.mark_completed(job)
         result = SimpleNamespace(kv_connector_worker_meta=done)
@@ -164,12 +241,12 @@ class Connector:
 def fill(connector: Connector, hashes: list[list[bytes]]) -> None:
     """Has all chunks in the tier, and host memory empty."""
     manager = connector.scheduler.manager
-    base = connector.vllm["base"]
+    base = connector.vllm.base
     for number, of_request in enumerate(hashes):
         context = base.ReqContext(f"fill {number}")
         manager.on_new_request(context)
         keys = [base.make_offload_key(key, 0) for key in of_request]
-        assert manager.prepare_store(keys, context).keys_to_store
+        require(bool(manager.prepare_store(keys, context).keys_to_store))
         manager.complete_store(keys, context)
         manager.on_request_finished(context)
     settle(connector)
@@ -184,7 +261,7 @@ def settle(connector: Connector) -> None:
     manager = connector.scheduler.manager
     own = getattr(manager, "manager", None)
     if own is not None:
-        assert own.drain(600)
+        require(own.drain(600))
     while manager.has_pending_work():
         connector.step({}, [], set())
         time.sleep(PAUSE)
@@ -192,13 +269,13 @@ def settle(connector: Connector) -> None:
 
 def run(connector: Connector, hashes: list[list[bytes]]) -> tuple[float, float, int]:
     """Milliseconds a step while loading and while running, and steps of loading."""
-    vllm, scheduler = connector.vllm, connector.scheduler
+    vllm, load, scheduler = connector.vllm, connector.load, connector.scheduler
     requests = []
     for number, of_request in enumerate(hashes):
-        request = vllm["request"].Request(
+        request = vllm.request.Request(
             f"request {number}",
-            list(range(TOKENS + 1)),
-            vllm["sampling"].SamplingParams(max_tokens=DECODE_STEPS),
+            list(range(load.tokens + 1)),
+            vllm.sampling.SamplingParams(max_tokens=DECODE_STEPS),
             None,
             block_hasher=lambda _, of_request=of_request: of_request,
         )
@@ -207,21 +284,21 @@ def run(connector: Connector, hashes: list[list[bytes]]) -> tuple[float, float, 
     waiting = list(requests)
     first_block = 1
     while waiting:
-        assert connector.steps < MOST_STEPS
+        require(connector.steps < MOST_STEPS)
         new, still = [], []
         for request in waiting:
             tokens, _ = connector.timed(scheduler.get_num_new_matched_tokens, request, 0, None)
             if tokens is None:
                 still.append(request)
                 continue
-            assert tokens == TOKENS
-            ids = list(range(first_block, first_block + CHUNKS))
-            first_block += CHUNKS
+            require(tokens == load.tokens)
+            ids = list(range(first_block, first_block + load.chunks))
+            first_block += load.chunks
             blocks = [SimpleNamespace(block_id=i, is_null=False, block_hash=None) for i in ids]
             given = SimpleNamespace(blocks=(blocks,))
             connector.timed(scheduler.update_state_after_alloc, request, given, tokens)
             new.append(SimpleNamespace(req_id=request.request_id, block_ids=(ids,)))
-            request.num_computed_tokens = TOKENS
+            request.num_computed_tokens = load.tokens
         connector.step({one.req_id: 1 for one in new}, new, set())
         waiting = still
         time.sleep(PAUSE)
@@ -231,7 +308,7 @@ def run(connector: Connector, hashes: list[list[bytes]]) -> tuple[float, float, 
         connector.step({request.request_id: 1 for request in requests}, [], set())
     running = connector.take()
     for request in requests:
-        request.status = vllm["request"].RequestStatus.FINISHED_LENGTH_CAPPED
+        request.status = vllm.request.RequestStatus.FINISHED_LENGTH_CAPPED
         connector.timed(scheduler.request_finished, request)
     connector.step({}, [], {request.request_id for request in requests})
     settle(connector)
@@ -240,48 +317,3 @@ def run(connector: Connector, hashes: list[list[bytes]]) -> tuple[float, float, 
         connector.step({}, [], set())
     connector.take()
     return loading, running, steps
-
-
-def main() -> int:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5, help="default %(default)s")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = parser.parse_args()
-    vllm = import_vllm({**MODULES, "sampling": "vllm.sampling_params"})
-    if vllm is None:
-        return 0
-    hashes = [
-        [key[:32] for key in keys_of(range(number * CHUNKS, (number + 1) * CHUNKS))]
-        for number in range(REQUESTS)
-    ]
-    sides: dict[str, Connector] = {}
-    figures: dict[str, dict[str, list[float]]] = {"loading": {}, "running": {}, "steps": {}}
-    with tempfile.TemporaryDirectory() as directory:
-        for name, make in (("kvtier", our_manager), ("vLLM", their_manager)):
-            sides[name] = Connector(vllm, make, Path(directory) / name)
-            fill(sides[name], hashes)
-        for _ in range(arguments.rounds):
-            for name, connector in sides.items():
-                for figure, value in zip(figures, run(connector, hashes), strict=True):
-                    figures[figure].setdefault(name, []).append(value)
-        for connector in sides.values():
-            connector.scheduler.shutdown()
-    rows = [
-        record(
-            f"scheduler.{name}",
-            "steps" if name == "steps" else "ms a step",
-            by_side["kvtier"],
-            by_side["vLLM"],
-            Target() if name == "steps" else Target(ratio=10),
-            "vLLM TieringOffloadingSpec, fs",
-        )
-        for name, by_side in figures.items()
-    ]
-    title = f"{REQUESTS} requests of {TOKENS} tokens, {arguments.rounds} rounds, median"
-    report(title, rows, vllm, as_json=arguments.json)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
