@@ -92,7 +92,7 @@ impl Breaker {
     }
 
     /// A job ended in time: tells how, unless it was `withdrawn`. The new state, if it is another.
-    pub(super) fn judge(&mut self, result: &JobResult, withdrawn: bool) -> Option<BreakerState> {
+    pub(crate) fn judge(&mut self, result: &JobResult, withdrawn: bool) -> Option<BreakerState> {
         let gone = |outcome: &Outcome| *outcome == Err(Failure::Missing);
         if result.outcomes.iter().any(Result::is_ok) {
             self.succeeded()
