@@ -115,11 +115,11 @@ mod tests {
     /// Counted by name: other tests have threads of their own.
     fn threads_named(name: &str) -> usize {
         let tasks = std::fs::read_dir("/proc/self/task").expect("procfs");
-        let named = |task: std::io::Result<std::fs::DirEntry>| {
-            let comm = std::fs::read_to_string(task.expect("entry").path().join("comm"));
-            comm.is_ok_and(|comm| comm.trim() == name)
+        let named = |task: &std::io::Result<std::fs::DirEntry>| {
+            let path = task.as_ref().expect("entry").path().join("comm");
+            std::fs::read_to_string(path).is_ok_and(|comm| comm.trim() == name)
         };
-        tasks.filter(|_| true).map(named).filter(|&is| is).count()
+        tasks.filter(named).count()
     }
 
     #[test]
@@ -129,7 +129,8 @@ mod tests {
         let (done, heard) = mpsc::channel();
         runtime.spawn(async move { done.send(()).expect("listening") }).expect("starts");
         heard.recv().expect("ran");
-        assert_eq!(threads_named("kvtier-lazy"), 2);
+        // The thread that ran it has its name; the other may be about to get it.
+        assert!((1..=2).contains(&threads_named("kvtier-lazy")));
         runtime.close();
         assert_eq!(threads_named("kvtier-lazy"), 0);
         let error = runtime.spawn(async {}).expect_err("closed");
