@@ -12,6 +12,7 @@ use super::shared::{Shared, Wants};
 use super::{PyTier, TierPort};
 use crate::convert::named;
 use crate::error::{OrRaise, raise};
+use crate::region;
 
 /// One entry of `tiers`, as `kvtier.tiers.registry` resolved it.
 #[derive(FromPyObject)]
@@ -50,7 +51,8 @@ pub(crate) fn open_manager(
         planned.iter().filter_map(|planned| Some(planned.tier.as_ref()?.kind.clone())).collect();
     let configs = TierConfig::parse_all(&to_json(&fields)?, &foreign).or_raise(py)?;
     let chunk_bytes = region.slot_bytes();
-    let place = Place { chunk_bytes, key_bytes: options.key_bytes, namespace };
+    let place =
+        Place { region: Arc::clone(&region), chunk_bytes, key_bytes: options.key_bytes, namespace };
     let mut raised = None;
     let opened = py.detach(|| {
         manager::Manager::open(region, options, &configs, |position, config| {
@@ -76,6 +78,7 @@ pub(crate) fn open_manager(
 
 /// What a tier is made for.
 struct Place<'a> {
+    region: Arc<Region>,
     chunk_bytes: usize,
     key_bytes: usize,
     namespace: &'a str,
@@ -110,6 +113,7 @@ fn start(
             place.chunk_bytes,
             place.key_bytes,
             place.namespace,
+            region::Region::view(py, &place.region)?,
             &tier.settings,
         ),
     )?;
