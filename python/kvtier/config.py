@@ -142,6 +142,7 @@ class TierStats(TypedDict):
     store_seconds_per_mib: float
     under_pressure: bool
     faults: dict[str, int]  # how often it broke the contract, by kind
+    details: dict[str, int]  # what else the tier counts: for network tiers, docs/network.md
     loads: int
     load_bytes: int
     load_seconds: float

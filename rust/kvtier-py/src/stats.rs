@@ -41,6 +41,11 @@ fn tier_dict<'py>(py: Python<'py>, tier: &TierSnapshot) -> PyResult<Bound<'py, P
         lookups, hits, lookups_overdue, evictions, sheds, refused, queued_bytes, quarantined,
         store_seconds_per_mib, under_pressure);
     dict.set_item("faults", counts(py, &Fault::ALL, &figures.faults)?)?;
+    let details = PyDict::new(py);
+    for (name, count) in &tier.details {
+        details.set_item(name, count)?;
+    }
+    dict.set_item("details", details)?;
     for (direction, moved) in
         [(Direction::Load, &figures.loads), (Direction::Store, &figures.stores)]
     {

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::breaker::BreakerState;
 use super::histogram::Histogram;
+use crate::tier::BreakerState;
 use crate::tier::{Failure, Fault, Locality, Medium, Usage};
 
 /// Figures of the primary tier. Counters run since the manager was made.
@@ -117,6 +117,8 @@ pub struct TierSnapshot {
     pub locality: Locality,
     /// What it did.
     pub figures: TierFigures,
+    /// What it counts by itself, by name.
+    pub details: Vec<(&'static str, u64)>,
 }
 
 /// All figures at one moment.

@@ -37,11 +37,10 @@
 //! | `job.rs` | accounting for jobs: cascades, results, deadlines |
 //! | `tier.rs` | a tier as the manager knows it, and calls into it |
 //! | `reset.rs` | forgetting the primary tier under an engine that runs |
-//! | `breaker.rs`, `pressure.rs` | when a tier is switched off, when its stores are shed |
+//! | `tier/breaker.rs`, `pressure.rs` | when a tier is switched off, when its stores are shed |
 //! | `doubts.rs` | which chunks a tier is not asked for, since it did not bring them |
 //! | `figures.rs`, `histogram.rs` | what is counted |
 
-mod breaker;
 mod doubts;
 mod figures;
 mod histogram;
@@ -58,7 +57,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use breaker::BreakerState;
 pub use figures::{
     Direction, Event, EventKind, Moved, PrimaryFigures, Snapshot, TierFigures, TierSnapshot,
 };
@@ -66,7 +64,7 @@ pub use histogram::{BUCKETS, Histogram};
 pub use request::{RequestOptions, TierMatcher};
 pub use transfer::PreparedStore;
 
-pub use crate::tier::RequestId;
+pub use crate::tier::{BreakerState, RequestId};
 
 use crate::clock::Clock;
 use crate::index::{Admission, Index, IndexError, PolicyKind, Requester, Slot};
@@ -377,6 +375,7 @@ impl Manager {
             name: tier.name.clone(),
             medium: tier.medium,
             locality: tier.locality,
+            details: tier.call("details", |tier| tier.details()).unwrap_or_default(),
             figures,
         });
         Snapshot { primary, tiers: tiers.collect() }

@@ -284,6 +284,10 @@ impl SecondaryTier for FaultyTier {
         self.inner.usage()
     }
 
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        self.inner.details()
+    }
+
     fn shutdown(&self) {
         // The inner tier first: afterwards nobody works on a slot of ours.
         self.inner.shutdown();

@@ -9,6 +9,7 @@
 //! A chunk that leaves the primary tier gets a checksum, once, by the first worker that needs
 //! it. A chunk that comes back can only be reported by [`LoadJob::deliver`], which compares.
 
+pub(crate) mod breaker;
 mod config;
 mod crew;
 mod error;
@@ -19,9 +20,12 @@ mod job;
 mod lanes;
 mod limits;
 mod memory;
+mod namespace;
+pub mod network;
 mod store;
 mod workers;
 
+pub use breaker::BreakerState;
 pub use config::{OpenForeign, Place, TierConfig, TierConfigError};
 pub use error::TierError;
 pub use faulty::{Faults, FaultyTier};
@@ -176,6 +180,10 @@ pub trait SecondaryTier: Send + Sync {
     fn finish_request(&self, _request: RequestId) {}
     /// How full it is.
     fn usage(&self) -> Usage;
+    /// What else it counted since it was opened, by name.
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
     /// Drops what is queued, ends what runs, and joins the threads, but for threads that do not
     /// come back within seconds: those keep what they use alive. Idempotent.
     fn shutdown(&self);
