@@ -4,6 +4,7 @@ use kvtier_core::copy::{CopyError, MoveError};
 use kvtier_core::index::{IndexError, UnknownPolicy};
 use kvtier_core::key::KeyError;
 use kvtier_core::manager::ManagerError;
+use kvtier_core::page::PageError;
 use kvtier_core::region::RegionError;
 use kvtier_core::tier::{TierConfigError, TierError};
 use pyo3::exceptions::PyTypeError;
@@ -86,6 +87,12 @@ impl PythonClass for ManagerError {
             Self::Closed => "ClosedError",
             _ => "KvTierError",
         }
+    }
+}
+
+impl PythonClass for PageError {
+    fn class(&self) -> &'static str {
+        "StatsPageError"
     }
 }
 

@@ -12,6 +12,7 @@ mod error;
 mod fork;
 mod logging;
 mod manager;
+mod page;
 mod region;
 mod replay;
 mod stats;
@@ -32,6 +33,8 @@ mod _kvtier {
     use super::logging::LogLines;
     #[pymodule_export]
     use super::manager::{Manager, PreparedStore};
+    #[pymodule_export]
+    use super::page::{read_stats_pages, stats_directory};
     #[pymodule_export]
     use super::region::Region;
     #[pymodule_export]
