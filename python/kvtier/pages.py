@@ -18,7 +18,7 @@ from kvtier._kvtier import read_stats_pages, stats_directory
 from kvtier.config import PrimaryStats, TierStats
 from kvtier.errors import StatsPageError
 
-__all__ = ["Pages", "StatsPage", "read_pages"]
+__all__ = ["Pages", "Stats", "StatsPage", "read_pages", "stats_directory"]
 
 
 class Stats(TypedDict):
