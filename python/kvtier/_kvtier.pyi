@@ -36,6 +36,8 @@ __all__ = [
     "__version__",
     "build_profile",
     "inspect_store",
+    "read_stats_pages",
+    "stats_directory",
 ]
 
 Keys: TypeAlias = Sequence[bytes] | NDArray[np.uint8]
@@ -460,6 +462,18 @@ def inspect_store(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Changes nothing; somebody may have the store open. Raises `TierError` when there is no store,
     `StoreFormatError` for another version, `StoreDamagedError` when it does not say whose it is.
+    """
+
+def stats_directory() -> str | None:
+    """The directory of stats pages, as the environment has it; None if there are to be none."""
+
+def read_stats_pages(
+    directory: str | os.PathLike[str],
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The stats pages in `directory`, as `kvtier.pages.StatsPage` lists them, and why others could
+    not be read. Removes those of processes that are gone.
+
+    Raises `StatsPageError` when the directory can not be listed.
     """
 
 @final

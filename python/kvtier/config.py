@@ -104,6 +104,7 @@ class PrimaryStats(TypedDict):
     pinned: int
     detached: int  # slots that a late job, or the engine since a reset, still holds
     requests: int  # requests that loaded or stored and have not ended
+    steps: int  # steps that ended
     hits: int  # keys looked up and ready
     hits_pending: int  # keys looked up and on their way
     misses: int  # keys looked up and in no tier, or behind a prefix's first miss

@@ -13,6 +13,7 @@ mod evictor;
 mod fork;
 mod logging;
 mod manager;
+mod page;
 mod region;
 mod replay;
 mod solo;
@@ -36,6 +37,8 @@ mod _kvtier {
     use super::logging::LogLines;
     #[pymodule_export]
     use super::manager::{Manager, PreparedStore};
+    #[pymodule_export]
+    use super::page::{read_stats_pages, stats_directory};
     #[pymodule_export]
     use super::region::Region;
     #[pymodule_export]

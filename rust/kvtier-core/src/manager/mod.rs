@@ -40,13 +40,14 @@
 //! | `tier/breaker.rs`, `pressure.rs` | when a tier is switched off, when its stores are shed |
 //! | `doubts.rs` | which chunks a tier is not asked for, since it did not bring them |
 //! | `solo.rs` | one tier, without a manager of ours |
-//! | `figures.rs`, `histogram.rs` | what is counted |
+//! | `figures.rs`, `histogram.rs`, `named.rs` | what is counted, and under which names it is shown |
 
 mod doubts;
 mod figures;
 mod histogram;
 mod job;
 mod lookup;
+mod named;
 mod pressure;
 mod request;
 mod reset;
@@ -56,6 +57,7 @@ mod tier;
 mod transfer;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -63,6 +65,7 @@ pub use figures::{
     Direction, Event, EventKind, Moved, PrimaryFigures, Snapshot, TierFigures, TierSnapshot,
 };
 pub use histogram::{BUCKETS, Histogram};
+pub use named::{Figure, Tell};
 pub use request::{RequestOptions, TierMatcher};
 pub use solo::{Ended, SoloError, SoloTier};
 pub use transfer::PreparedStore;
@@ -72,6 +75,7 @@ pub use crate::tier::{BreakerState, RequestId};
 use crate::clock::Clock;
 use crate::index::{Admission, Index, IndexError, PolicyKind, Requester, Slot};
 use crate::key::{KeyBatch, KeyError};
+use crate::page::{self, Description, Page, PageError};
 use crate::region::Region;
 use crate::sync::Mutex;
 use crate::tier::{JobId, Offload, Results, SecondaryTier, TierConfig, TierError, TierLimits};
@@ -177,6 +181,8 @@ struct Inner {
     next_deadline: Option<Instant>,
     /// Steps that ended.
     step: u64,
+    /// Snapshots that were taken.
+    snapshots: u64,
     /// Since when requests are told to ask again.
     retrying: HashMap<RequestId, Retrying>,
     /// Chunks promoted for requests since they loaded or stored one.
@@ -236,6 +242,8 @@ pub struct Manager {
     request_level: TierMask,
     results: Arc<Results>,
     clock: Clock,
+    /// Where the figures are shown.
+    page: Option<Page>,
     inner: Mutex<Inner>,
 }
 
@@ -269,6 +277,7 @@ impl Manager {
                 next_job: 0,
                 next_deadline: None,
                 step: 0,
+                snapshots: 0,
                 retrying: HashMap::new(),
                 promised: HashMap::new(),
                 parked: Vec::new(),
@@ -287,6 +296,7 @@ impl Manager {
             request_level,
             results: Arc::new(Results::new(options.clock.clone())),
             clock: options.clock.clone(),
+            page: None,
         })
     }
 
@@ -315,6 +325,29 @@ impl Manager {
             }
         }
         Self::new(region, options, tiers)
+    }
+
+    /// Shows the figures on a [page] in `directory` from now on, anew after each step.
+    ///
+    /// # Errors
+    /// [`PageError`]; the manager works without one.
+    pub fn open_page(&mut self, directory: &Path) -> Result<(), PageError> {
+        let snapshot = self.stats();
+        let description = Description::of(&snapshot, self.region.slot_bytes());
+        let page = Page::create(directory, &description)?;
+        page.publish(&snapshot);
+        self.page = Some(page);
+        Ok(())
+    }
+
+    /// As [`Manager::open_page`], where the environment has it. Without a page the manager works
+    /// all the same: that is a warning.
+    pub fn show(&mut self) {
+        if let Some(directory) = page::directory()
+            && let Err(error) = self.open_page(&directory)
+        {
+            log::warn!("kvtier top and kvtier exporter will not show this manager: {error}");
+        }
     }
 
     /// The primary region.
@@ -363,13 +396,15 @@ impl Manager {
 
     /// All figures at one moment.
     pub fn stats(&self) -> Snapshot {
-        let (mut primary, mut figures, occupancy) = {
-            let inner = self.inner.lock();
+        let (number, mut primary, mut figures, occupancy) = {
+            let mut inner = self.inner.lock();
+            inner.snapshots += 1;
             let mut primary = inner.primary;
             primary.requests = inner.requests.len() as u64;
+            primary.steps = inner.step;
             let figures: Vec<TierFigures> =
                 inner.tiers.iter().map(TierState::current_figures).collect();
-            (primary, figures, inner.index.occupancy())
+            (inner.snapshots, primary, figures, inner.index.occupancy())
         };
         primary.slots = u64::from(self.region.slots());
         primary.ready = occupancy.ready as u64;
@@ -385,9 +420,10 @@ impl Manager {
             medium: tier.medium,
             locality: tier.locality,
             details: tier.call("details", |tier| tier.details()).unwrap_or_default(),
+            directory: tier.inner.directory().map(Path::to_owned),
             figures,
         });
-        Snapshot { primary, tiers: tiers.collect() }
+        Snapshot { number, primary, tiers: tiers.collect() }
     }
 
     /// Walks every invariant.

@@ -73,6 +73,9 @@ impl Manager {
             outgoing
         };
         self.send(outgoing);
+        if let Some(page) = &self.page {
+            page.publish(&self.stats());
+        }
         Ok(())
     }
 
@@ -117,6 +120,9 @@ impl Manager {
             self.tiers[number].call("shutdown", |tier| tier.shutdown());
         }
         self.apply_results(&mut self.inner.lock());
+        if let Some(page) = &self.page {
+            page.withdraw();
+        }
     }
 
     /// Makes one load job for each (tier, request) that has promotions queued.

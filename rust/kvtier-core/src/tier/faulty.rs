@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 use std::panic::resume_unwind;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -215,6 +216,10 @@ impl SecondaryTier for FaultyTier {
 
     fn locality(&self) -> Locality {
         self.inner.locality()
+    }
+
+    fn directory(&self) -> Option<&Path> {
+        self.inner.directory()
     }
 
     fn lookup(

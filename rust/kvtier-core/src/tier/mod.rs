@@ -39,6 +39,8 @@ pub use limits::{Offload, Shed, TierLimits};
 pub use memory::MemoryStore;
 pub use store::{ChunkStore, StoreTier};
 
+use std::path::Path;
+
 use crate::key::KeyBatch;
 
 /// What a tier knows of a key, without waiting.
@@ -157,6 +159,11 @@ pub trait SecondaryTier: Send + Sync {
     /// Where.
     fn locality(&self) -> Locality {
         Locality::Local
+    }
+    /// The directory that it keeps its chunks in, if it does: whoever looks after the machine
+    /// wants to know how much room its device has.
+    fn directory(&self) -> Option<&Path> {
+        None
     }
     /// Says for each of `keys[wanted[i]]` whether it is here, in `presence[i]`, for `request`.
     /// A tier that has to ask elsewhere says [`Presence::Retry`] until it knows.
