@@ -389,7 +389,8 @@ class SoloTier:
     def lookup_key(self, request: int, key: bytes) -> int:
         """HIT, MISS or RETRY, at once."""
     def submit_store(self, job: int, request: int, keys: Keys, slots: Sequence[int]) -> None:
-        """Takes chunks from their slots. Raises `TierError` for slots or a number that can not be."""
+        """Takes chunks from their slots. Raises `TierError` for slots or a number that can not
+        be."""
     def submit_load(self, job: int, request: int, keys: Keys, slots: Sequence[int]) -> None:
         """Brings chunks into their slots. Raises as `submit_store`."""
     def finished(self) -> list[tuple[int, list[int], int, float]]:

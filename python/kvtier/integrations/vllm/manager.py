@@ -43,7 +43,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import kvtier
-from kvtier.integrations.vllm.events import offloading_events, tier_matchers
+from kvtier.integrations.vllm.events import SOURCES, offloading_events, tier_matchers
 from kvtier.integrations.vllm.metrics import Metrics
 from kvtier.integrations.vllm.versions import ANNOUNCES_RESET_FLUSHED
 
@@ -121,7 +121,9 @@ class KVTierOffloadingManager(OffloadingManager):
         self._drain_seconds = drain_seconds
         self._info = dict(info or {})
         self._metrics = Metrics(store_threshold)
-        self._sources = _source_of_tiers(manager)
+        self._sources = {
+            name: SOURCES[tier["medium"]] for name, tier in manager.stats()["tiers"].items()
+        }
         self._requests = 0
         self._resets = 0
         # Whose keys were asked for last: vLLM asks for all keys of a request in a row.
@@ -203,8 +205,12 @@ class KVTierOffloadingManager(OffloadingManager):
                 self._scan_end = after
 
     def get_load_source(self, key: bytes, req_context: ReqContext) -> CacheHitSource:
-        """Where a hit came from: a tier if it was on its way when it was asked for."""
-        return self._sources if key in self._served(req_context).pending else CacheHitSource.HOST
+        """Where a hit came from: its tier if it was on its way when it was asked for."""
+        if key not in self._served(req_context).pending:
+            return CacheHitSource.HOST
+        tier = self._manager.promoted_from(key)
+        # On its way from the GPU, for another request.
+        return CacheHitSource.HOST if tier is None else self._sources[tier]
 
     def prepare_load(self, keys: Collection[bytes], req_context: ReqContext) -> CPULoadStoreSpec:
         """Pins the chunks; the spec has their slots."""
@@ -328,16 +334,3 @@ def _in_order(batches: list[Sequence[bytes]], keys: Collection[bytes]) -> Sequen
         if len(batch) == len(keys) and batch[0] in keys:
             return batches.pop(number)
     return _sequence(keys)
-
-
-def _source_of_tiers(manager: kvtier.Manager) -> CacheHitSource:
-    """What to report for a chunk that came from a tier; kvtier does not say from which."""
-    found = {
-        CacheHitSource.HOST
-        if tier["medium"] == "memory"
-        else CacheHitSource.DISK
-        if tier["medium"] == "file"
-        else CacheHitSource.EXTERNAL_UNSPECIFIED
-        for tier in manager.stats()["tiers"].values()
-    }
-    return found.pop() if len(found) == 1 else CacheHitSource.EXTERNAL_UNSPECIFIED

@@ -26,6 +26,7 @@ from kvtier.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier.integrations.vllm.meeting import join_as_scheduler, join_as_worker
 from kvtier.integrations.vllm.metrics import metric_definitions
 from kvtier.integrations.vllm.settings import parse_settings
+from kvtier.integrations.vllm.vllm_tiers import with_vllm_tiers
 from kvtier.integrations.vllm.worker import KVTierOffloadingWorker
 
 __all__ = ["KVTierOffloadingSpec"]
@@ -85,7 +86,7 @@ class KVTierOffloadingSpec(OffloadingSpec):
             events = self.kv_events_config.enable_kv_cache_events
             manager = kvtier.Manager(
                 region,
-                settings.tiers,
+                with_vllm_tiers(settings.tiers, region, self),
                 policy=settings.policy,
                 key_bytes=key_bytes(facts),
                 namespace=namespace_of(self.config, facts, settings.namespace),
@@ -99,7 +100,7 @@ class KVTierOffloadingSpec(OffloadingSpec):
                 events=events,
                 batches_in_flight=facts["batches_in_flight"],
                 drain_seconds=settings.shutdown_drain_s,
-                info=dict(zip(_INFO, self._info(), strict=True)),
+                info=dict(zip(_INFO, self._info(manager), strict=True)),
             )
             _log.info(
                 "kvtier: %d slots of %d bytes in host memory, policy %s, %d tiers",
@@ -110,16 +111,15 @@ class KVTierOffloadingSpec(OffloadingSpec):
             )
         return self._manager
 
-    def _info(self) -> tuple[str | int, ...]:
+    def _info(self, manager: kvtier.Manager) -> tuple[str | int, ...]:
         layout, settings = self._layout, self._settings
-        tiers = ",".join(str(tier.get("name", tier.get("type"))) for tier in settings.tiers)
         return (
             layout.slots,
             layout.blocks_per_chunk,
             layout.slots * layout.slot_bytes,
             kvtier.__version__,
             settings.policy,
-            tiers,
+            ",".join(manager.stats()["tiers"]),
         )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
