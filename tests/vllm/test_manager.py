@@ -406,28 +406,6 @@ def test_slots_of_a_reset_stay_taken_until_the_workers_flushed(
     assert prepared.keys_to_store == others
 
 
-def test_metrics_are_declared_and_counters_are_differences(manager: Callable[..., Any]) -> None:
-    """What is taken is among what is declared, with as many labels, and adds up."""
-    from kvtier.integrations.vllm.metrics import metric_definitions
-
-    one = manager(ours, 64, tier=True)
-    declared = metric_definitions(1)
-    total = 0
-    for prefix in range(3):
-        keys = keys_of(5, prefix)
-        context = begin(one, keys)
-        one.prepare_store(keys, context)
-        one.complete_store(set(keys), context)
-        one.on_request_finished(context)
-        one.on_schedule_end(STEP)
-        data = one.get_stats().data["data"]
-        for name, values in data.items():
-            assert all(len(labels) == len(declared[name].labelnames) for labels in values)
-        total += data["kvtier:stored_chunks"][()]
-    assert total == 15
-    assert "kvtier:stored_chunks" not in one.get_stats().data["data"]
-
-
 def test_events_name_medium_and_owner(manager: Callable[..., Any]) -> None:
     one = manager(ours, 64, tier=True)
     stored_behind(one, keys_of(3))

@@ -99,7 +99,6 @@ class KVTierOffloadingManager(OffloadingManager):
         self,
         manager: kvtier.Manager,
         *,
-        store_threshold: int = 1,
         request_level: bool = False,
         events: bool = False,
         batches_in_flight: int = 1,
@@ -108,10 +107,10 @@ class KVTierOffloadingManager(OffloadingManager):
     ) -> None:
         """Takes `manager` over, and shuts it down.
 
-        `store_threshold` and `events` are the manager's; `request_level` says that one of its
-        tiers wants all chunks of a request. `batches_in_flight` is the most steps that vLLM
-        schedules before it has the result of the first. `drain_seconds` is how long `shutdown`
-        waits for stores. `info` is what `config_info` publishes.
+        `events` says whether it keeps events; `request_level` that one of its tiers wants all
+        chunks of a request. `batches_in_flight` is the most steps that vLLM schedules before it
+        has the result of the first. `drain_seconds` is how long `shutdown` waits for stores.
+        `info` is what `config_info` publishes.
         """
         self._manager = manager
         self._lookup_key = manager.lookup_key
@@ -120,7 +119,7 @@ class KVTierOffloadingManager(OffloadingManager):
         self._batches_in_flight = batches_in_flight
         self._drain_seconds = drain_seconds
         self._info = dict(info or {})
-        self._metrics = Metrics(store_threshold)
+        self._metrics = Metrics()
         self._sources = {
             name: SOURCES[tier["medium"]] for name, tier in manager.stats()["tiers"].items()
         }

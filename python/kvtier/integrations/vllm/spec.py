@@ -48,10 +48,11 @@ class KVTierOffloadingSpec(OffloadingSpec):
 
     @classmethod
     def build_metric_definitions(
-        cls, extra_config: dict[str, Any]
+        cls,
+        extra_config: dict[str, Any],  # noqa: ARG003
     ) -> dict[str, OffloadingMetricMetadata]:
         """All figures that `get_stats` may have."""
-        return metric_definitions(parse_settings(extra_config).store_threshold)
+        return metric_definitions()
 
     @classmethod
     def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:  # noqa: ARG003
@@ -95,7 +96,6 @@ class KVTierOffloadingSpec(OffloadingSpec):
             )
             self._manager = KVTierOffloadingManager(
                 manager,
-                store_threshold=settings.store_threshold,
                 request_level=any(tier.get("offload") == "request" for tier in settings.tiers),
                 events=events,
                 batches_in_flight=facts["batches_in_flight"],
