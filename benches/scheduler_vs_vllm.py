@@ -81,7 +81,8 @@ def offloading_config(vllm: dict[str, Any]) -> Any:
 
 def our_manager(vllm: dict[str, Any], _: Any, disk: Path) -> Any:
     limits = {"max_queued_bytes": SLOTS * CHUNK, "high_water_s_per_mib": 60.0}
-    limits |= {"load_deadline_s": 300, "store_deadline_s": 300}
+    # All requests return at once, and theirs bounds neither.
+    limits |= {"load_deadline_s": 300, "store_deadline_s": 300, "load_share": 1.0}
     tier = {"type": "file", "path": str(disk), "capacity_bytes": 4 * SLOTS * CHUNK, **limits}
     region = kvtier.Region(SLOTS, CHUNK, prefault_threads=2)
     return vllm["ours"].KVTierOffloadingManager(kvtier.Manager(region, [tier]))

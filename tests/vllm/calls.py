@@ -99,7 +99,8 @@ class Host:
         slots = prepared.store_spec.block_ids.tolist()
         for key, slot in zip(prepared.keys_to_store, slots, strict=True):
             self.memory[slot * SLOT : (slot + 1) * SLOT] = chunk_of(key)
-        self.manager.complete_store(set(prepared.keys_to_store), context)
+        if prepared.keys_to_store:
+            self.manager.complete_store(set(prepared.keys_to_store), context)
         self.manager.on_request_finished(context)
         self.end_step()
 
