@@ -141,6 +141,9 @@ class Manager:
     def region(self) -> Region: ...
     @property
     def key_bytes(self) -> int: ...
+    @property
+    def revision(self) -> int:
+        """Another number whenever `stats` may give other figures; much cheaper to ask for."""
     def begin_request(
         self,
         request: int,

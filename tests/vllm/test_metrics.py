@@ -99,7 +99,11 @@ def test_nothing_is_sent_twice(host: Host) -> None:
     host.store(keys_of(4))
     first = host.manager.get_stats().data["data"]
     assert first["kvtier:stored_chunks"] == {(): 4}
-    assert "kvtier:stored_chunks" not in host.manager.get_stats().data["data"]
+    assert host.manager.get_stats() is None
+    host.load(keys_of(1))
+    again = host.manager.get_stats().data["data"]
+    assert "kvtier:stored_chunks" not in again
+    assert again["kvtier:loaded_chunks"] == {(): 1}
 
 
 def test_every_figure_is_declared_and_read_somewhere(host: Host) -> None:

@@ -123,6 +123,8 @@ class KVTierOffloadingManager(OffloadingManager):
         self._sources = {
             name: SOURCES[tier["medium"]] for name, tier in manager.stats()["tiers"].items()
         }
+        # The revision of the figures that `get_stats` gave last.
+        self._reported = -1
         self._requests = 0
         self._resets = 0
         # Whose keys were asked for last: vLLM asks for all keys of a request in a row.
@@ -303,7 +305,11 @@ class KVTierOffloadingManager(OffloadingManager):
         return offloading_events(self._manager.take_events(), self._manager.stats)
 
     def get_stats(self) -> Any:
-        """What changed since the last call, under vLLM's names and ours."""
+        """What changed since the last call, under vLLM's names and ours; None if nothing did."""
+        revision = self._manager.revision
+        if revision == self._reported:
+            return None
+        self._reported = revision
         return self._metrics.take(self._manager.stats())
 
     def config_info(self) -> Sequence[Mapping[str, str | int]]:
