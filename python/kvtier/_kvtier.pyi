@@ -23,18 +23,21 @@ __all__ = [
     "POLICIES",
     "RETRY",
     "TIER_TYPES",
+    "Evictor",
     "HostCopier",
     "LogLines",
     "Manager",
     "Moves",
     "PreparedStore",
     "Region",
+    "SoloTier",
     "StoreAudit",
     "TierJob",
     "TierPort",
     "Trace",
     "__version__",
     "build_profile",
+    "chunk_checksum",
     "inspect_store",
     "read_stats_pages",
     "stats_directory",
@@ -140,6 +143,9 @@ class Manager:
     def region(self) -> Region: ...
     @property
     def key_bytes(self) -> int: ...
+    @property
+    def revision(self) -> int:
+        """Another number whenever `stats` may give other figures; much cheaper to ask for."""
     def begin_request(
         self,
         request: int,

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use crate::convert::{key_list, keys};
+use crate::convert::{self, key_list};
 use crate::error::{OrRaise, raise};
 
 /// See `_kvtier.pyi`.
@@ -46,8 +46,8 @@ impl Evictor {
         self.inner.lock().hold(key).or_raise(py)
     }
 
-    fn touch(&self, requester: Requester, given: &Bound<'_, PyAny>) -> PyResult<()> {
-        let keys = keys(given, self.key_bytes)?;
+    fn touch(&self, requester: Requester, keys: &Bound<'_, PyAny>) -> PyResult<()> {
+        let keys = convert::keys(keys, self.key_bytes)?;
         self.inner.lock().touch(requester, &keys);
         Ok(())
     }
@@ -61,7 +61,7 @@ impl Evictor {
         count: usize,
         spared: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyList>>> {
-        let keys = keys(spared, self.key_bytes)?;
+        let keys = convert::keys(spared, self.key_bytes)?;
         let evicted = self.inner.lock().evict(count, &keys);
         evicted.map(|evicted| key_list(spared.py(), evicted.iter())).transpose()
     }

@@ -296,6 +296,11 @@ impl Manager {
         Ok(list)
     }
 
+    #[getter]
+    fn revision(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.inner(py)?.revision())
+    }
+
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let snapshot = self.inner(py)?.stats();
         stats_dict(py, &snapshot)

@@ -1,20 +1,20 @@
 //! `SoloTier`: one tier over memory of somebody else's manager.
 
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
 use kvtier_core::clock::Clock;
-use kvtier_core::manager::{self, Direction, Lookup};
+use kvtier_core::manager::{self, Direction, Lookup, SoloError};
 use kvtier_core::region::Region;
 use kvtier_core::tier::Presence;
+use parking_lot::Mutex;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use crate::convert::{deadline, key_list, keys};
+use crate::convert::{self, deadline, key_list};
 use crate::error::{OrRaise, raise};
 use crate::fork::Home;
 use crate::manager::{SIGNAL_CHECK, event_word};
@@ -23,7 +23,10 @@ use crate::tier::open_solo;
 /// See `_kvtier.pyi`.
 #[pyclass(frozen, module = "kvtier._kvtier")]
 pub(crate) struct SoloTier {
-    inner: ManuallyDrop<manager::SoloTier>,
+    /// Gone once it was shut down and no job uses the memory any more.
+    inner: Mutex<Option<Arc<manager::SoloTier>>>,
+    medium: &'static str,
+    locality: &'static str,
     home: Home,
 }
 
@@ -31,9 +34,9 @@ pub(crate) struct SoloTier {
 type Ended = (u64, Vec<usize>, u64, f64);
 
 impl SoloTier {
-    fn inner(&self, py: Python<'_>) -> PyResult<&manager::SoloTier> {
+    fn inner(&self, py: Python<'_>) -> PyResult<Arc<manager::SoloTier>> {
         self.home.check(py, "tier")?;
-        Ok(&self.inner)
+        self.inner.lock().clone().ok_or(SoloError::Closed).or_raise(py)
     }
 
     fn submit(
@@ -41,12 +44,12 @@ impl SoloTier {
         direction: Direction,
         job: u64,
         request: u64,
-        given: &Bound<'_, PyAny>,
+        keys: &Bound<'_, PyAny>,
         slots: Vec<u32>,
     ) -> PyResult<()> {
-        let py = given.py();
+        let py = keys.py();
         let inner = self.inner(py)?;
-        let keys = keys(given, inner.key_bytes())?;
+        let keys = convert::keys(keys, inner.key_bytes())?;
         // SAFETY: the caller in Python, a manager that keeps pins of its own, promises by calling
         // this that the slots are the job's until `finished` gave its end (`_kvtier.pyi`).
         py.detach(|| unsafe { inner.submit(direction, job, request, keys, slots) }).or_raise(py)
@@ -69,17 +72,19 @@ impl SoloTier {
         let inner = open_solo(py, tier, &region, key_bytes, namespace, |slot| {
             manager::SoloTier::new(Arc::clone(&region), slot, key_bytes, events, Clock::system())
         })?;
-        Ok(Self { inner: ManuallyDrop::new(inner), home: Home::here() })
+        let (medium, locality) = (inner.medium().as_str(), inner.locality().as_str());
+        let inner = Mutex::new(Some(Arc::new(inner)));
+        Ok(Self { inner, medium, locality, home: Home::here() })
     }
 
     #[getter]
     fn medium(&self) -> &'static str {
-        self.inner.medium().as_str()
+        self.medium
     }
 
     #[getter]
     fn locality(&self) -> &'static str {
-        self.inner.locality().as_str()
+        self.locality
     }
 
     fn lookup_key(&self, py: Python<'_>, request: u64, key: &[u8]) -> PyResult<u8> {
@@ -124,10 +129,10 @@ impl SoloTier {
             .collect())
     }
 
-    fn touch(&self, given: &Bound<'_, PyAny>) -> PyResult<()> {
-        let py = given.py();
+    fn touch(&self, keys: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = keys.py();
         let inner = self.inner(py)?;
-        let keys = keys(given, inner.key_bytes())?;
+        let keys = convert::keys(keys, inner.key_bytes())?;
         py.detach(|| inner.touch(&keys));
         Ok(())
     }
@@ -162,9 +167,14 @@ impl SoloTier {
     }
 
     fn shutdown(&self, py: Python<'_>) -> PyResult<()> {
-        let inner = self.inner(py)?;
+        self.home.check(py, "tier")?;
+        let Some(inner) = self.inner.lock().clone() else {
+            return Ok(());
+        };
         let running = py.detach(|| inner.shutdown());
         if running == 0 {
+            // The memory goes back to its owner.
+            self.inner.lock().take();
             return Ok(());
         }
         let message = format!(
@@ -177,10 +187,11 @@ impl SoloTier {
 impl Drop for SoloTier {
     fn drop(&mut self) {
         // After fork there is nothing to join and the locks cannot be trusted: the copy leaks.
+        let inner = self.inner.get_mut().take();
         if self.home.is_here() {
-            // SAFETY: dropped once, here, and never used again.
-            let inner = unsafe { ManuallyDrop::take(&mut self.inner) };
             Python::attach(|py| py.detach(|| drop(inner)));
+        } else {
+            std::mem::forget(inner);
         }
     }
 }

@@ -26,6 +26,7 @@ from kvtier.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier.integrations.vllm.meeting import join_as_scheduler, join_as_worker
 from kvtier.integrations.vllm.metrics import metric_definitions
 from kvtier.integrations.vllm.settings import parse_settings
+from kvtier.integrations.vllm.vllm_tiers import with_vllm_tiers
 from kvtier.integrations.vllm.worker import KVTierOffloadingWorker
 from kvtier.torch.transfers import check_device
 
@@ -48,10 +49,11 @@ class KVTierOffloadingSpec(OffloadingSpec):
 
     @classmethod
     def build_metric_definitions(
-        cls, extra_config: dict[str, Any]
+        cls,
+        extra_config: dict[str, Any],  # noqa: ARG003
     ) -> dict[str, OffloadingMetricMetadata]:
         """All figures that `get_stats` may have."""
-        return metric_definitions(parse_settings(extra_config).store_threshold)
+        return metric_definitions()
 
     @classmethod
     def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:  # noqa: ARG003
@@ -86,7 +88,7 @@ class KVTierOffloadingSpec(OffloadingSpec):
             events = self.kv_events_config.enable_kv_cache_events
             manager = kvtier.Manager(
                 region,
-                settings.tiers,
+                with_vllm_tiers(settings.tiers, region, self),
                 policy=settings.policy,
                 key_bytes=key_bytes(facts),
                 namespace=namespace_of(self.config, facts, settings.namespace),
@@ -95,12 +97,11 @@ class KVTierOffloadingSpec(OffloadingSpec):
             )
             self._manager = KVTierOffloadingManager(
                 manager,
-                store_threshold=settings.store_threshold,
                 request_level=any(tier.get("offload") == "request" for tier in settings.tiers),
                 events=events,
                 batches_in_flight=facts["batches_in_flight"],
                 drain_seconds=settings.shutdown_drain_s,
-                info=dict(zip(_INFO, self._info(), strict=True)),
+                info=dict(zip(_INFO, self._info(manager), strict=True)),
             )
             _log.info(
                 "kvtier: %d slots of %d bytes in host memory, policy %s, %d tiers",
@@ -111,16 +112,15 @@ class KVTierOffloadingSpec(OffloadingSpec):
             )
         return self._manager
 
-    def _info(self) -> tuple[str | int, ...]:
+    def _info(self, manager: kvtier.Manager) -> tuple[str | int, ...]:
         slots, settings = self._slots, self._settings
-        tiers = ",".join(str(tier.get("name", tier.get("type"))) for tier in settings.tiers)
         return (
             slots.slots,
             slots.blocks_per_chunk,
             slots.slots * slots.slot_bytes,
             kvtier.__version__,
             settings.policy,
-            tiers,
+            ",".join(manager.stats()["tiers"]),
         )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:

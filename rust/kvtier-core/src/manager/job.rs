@@ -119,6 +119,7 @@ impl Manager {
     pub(super) fn apply_results(&self, inner: &mut Inner) {
         for result in self.results.take() {
             if let Some(job) = inner.jobs.remove(&result.job) {
+                inner.revision += 1;
                 let moved = inner.tiers[job.tier].moved(job.direction);
                 moved.in_flight -= 1;
                 moved.bytes += result.bytes;
@@ -215,6 +216,7 @@ impl Inner {
         (submitted, deadline): (Instant, Instant),
     ) -> Ready {
         let (tier, direction) = place;
+        self.revision += 1;
         let id = self.next_job;
         self.next_job += 1;
         let cancelled = Arc::new(AtomicBool::new(false));
@@ -291,6 +293,7 @@ impl Inner {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
+        self.revision += 1;
         job.overdue = true;
         job.cancelled.store(true, Ordering::Relaxed);
         let (tier, direction) = (job.tier, job.direction);
@@ -312,6 +315,7 @@ impl Inner {
 
     /// Counts faults of a tier, each of them against its loads.
     fn count_faults(&mut self, number: usize, fault: usize, times: u32, now: Instant) {
+        self.revision += 1;
         self.tiers[number].figures.faults[fault] += u64::from(times);
         for _ in 0..times.min(u32::from(u16::MAX)) {
             let change = self.tiers[number].breakers[Direction::Load as usize].failed(None, now);

@@ -124,7 +124,7 @@ impl Manager {
     /// [`ManagerError::Closed`].
     pub fn promoted_from(&self, key: &[u8]) -> Result<Option<&str>, ManagerError> {
         let mut inner = self.inner.lock();
-        let inner = inner.open()?;
+        let inner = inner.look()?;
         let slot = inner.index.find(key).map(|token| inner.index.slot(token));
         let origin = slot.map(|slot| inner.origins[slot as usize]);
         let tier = origin.filter(|&origin| origin != FROM_ENGINE);

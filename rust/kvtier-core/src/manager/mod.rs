@@ -202,15 +202,21 @@ struct Inner {
     events: Events,
     primary: PrimaryFigures,
     tiers: Vec<TierState>,
+    /// Grows whenever a figure may have changed.
+    revision: u64,
     closed: bool,
 }
 
 impl Inner {
+    /// For a call that changes something.
     fn open(&mut self) -> Result<&mut Self, ManagerError> {
-        if self.closed {
-            return Err(ManagerError::Closed);
-        }
-        Ok(self)
+        self.revision += 1;
+        self.look()
+    }
+
+    /// For a call that changes nothing, or notes it where it does.
+    fn look(&mut self) -> Result<&mut Self, ManagerError> {
+        if self.closed { Err(ManagerError::Closed) } else { Ok(self) }
     }
 
     /// Notes the new state of a breaker, if it is another.
@@ -289,6 +295,7 @@ impl Manager {
                 events: Events::new(options.events),
                 primary: PrimaryFigures::default(),
                 tiers: states,
+                revision: 0,
                 closed: false,
             }),
             region,
@@ -386,12 +393,17 @@ impl Manager {
     /// [`ManagerError::Closed`].
     pub fn take_events(&self) -> Result<Vec<Event>, ManagerError> {
         let mut inner = self.inner.lock();
-        Ok(inner.open()?.events.take())
+        Ok(inner.look()?.events.take())
     }
 
     /// The name of a tier in events: `None` is the primary one.
     pub fn tier_name(&self, tier: Option<usize>) -> &str {
         tier.map_or("primary", |number| &self.tiers[number].name)
+    }
+
+    /// A number that is another one whenever [`Manager::stats`] may be: asking for it is cheap.
+    pub fn revision(&self) -> u64 {
+        self.inner.lock().revision
     }
 
     /// All figures at one moment.

@@ -55,9 +55,10 @@ impl Manager {
         }
         let outgoing = {
             let mut inner = self.inner.lock();
-            let inner = inner.open()?;
+            let inner = inner.look()?;
             inner.step += 1;
             for (number, keys) in &removed {
+                inner.revision += 1;
                 inner.tiers[*number].figures.evictions += keys.len() as u64;
                 let keys = keys.iter().map(AsRef::as_ref);
                 inner.events.push(EventKind::Removed, Some(*number), keys);
@@ -87,7 +88,7 @@ impl Manager {
     pub fn wait_until(&self, deadline: Instant) -> Result<bool, ManagerError> {
         {
             let mut inner = self.inner.lock();
-            if inner.open()?.jobs.is_empty() {
+            if inner.look()?.jobs.is_empty() {
                 return Ok(false);
             }
         }
@@ -100,7 +101,7 @@ impl Manager {
     /// [`ManagerError::Closed`].
     pub fn is_busy(&self) -> Result<bool, ManagerError> {
         let mut inner = self.inner.lock();
-        let inner = inner.open()?;
+        let inner = inner.look()?;
         let promotes = !inner.promotions.is_empty() && !inner.resetting;
         Ok(promotes || !inner.jobs.is_empty())
     }

@@ -211,6 +211,28 @@ fn evicted_chunks_come_back_from_a_tier_with_their_bytes() {
 }
 
 #[test]
+fn a_step_in_which_nothing_happens_leaves_the_revision_and_all_figures() {
+    let manager = manager(vec![slot("memory", memory_tier(16))]);
+    let mut seen = vec![manager.revision()];
+    let mut changed = |manager: &Manager| {
+        seen.push(manager.revision());
+        let [.., before, now] = seen[..] else { unreachable!() };
+        before != now
+    };
+    store(&manager, &[1, 2, 3, 4]);
+    assert!(changed(&manager));
+    settle(&manager);
+    assert!(changed(&manager), "the tier's job ended");
+    let figures = manager.stats();
+    (0..3).for_each(|_| end_step(&manager));
+    manager.take_events().expect("open");
+    assert!(!changed(&manager));
+    assert_eq!(manager.stats(), figures);
+    look(&manager, &[9]);
+    assert!(changed(&manager), "a key was looked up");
+}
+
+#[test]
 fn a_prefix_lookup_promotes_nothing_behind_the_first_miss() {
     let manager = manager(vec![slot("memory", memory_tier(16))]);
     store(&manager, &[1, 2, 3, 4]);
