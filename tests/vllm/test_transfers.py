@@ -19,6 +19,13 @@ from kvtier.torch.host_lanes import HostLanes
 from kvtier.torch.ordering import Lane
 
 with quiet_imports():
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+        OffloadingConnectorMetadata,
+        TransferJob,
+    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
+        OffloadingConnectorWorker,
+    )
     from vllm.v1.kv_offload.base import (
         CanonicalKVCacheRef,
         CanonicalKVCaches,
@@ -269,3 +276,53 @@ def test_a_transfer_that_fails_says_why(tells: str, monkeypatch: pytest.MonkeyPa
     assert rank.worker._running[7].error is not None  # it has ended
     with pytest.raises(TransferError, match=r"transfer 7 failed, .* the bus is on fire"):
         rank.worker.wait({7}) if tells == "wait" else rank.worker.get_finished()
+
+
+def in_vllm(rank: Rank) -> Any:
+    """vLLM's side of a worker, over ours."""
+    of = SimpleNamespace(canonical_layout=False, parallel=SimpleNamespace(rank=0))
+    spec: Any = SimpleNamespace(replicated_layout=False, config=of)
+    nothing: Any = None
+    connector = OffloadingConnectorWorker(spec, nothing, nothing)
+    connector.worker = rank.worker
+    return connector
+
+
+def job(blocks: list[int], slots: list[int], *, load: bool, **options: Any) -> TransferJob:
+    of_blocks = GPULoadStoreSpec(blocks, [len(blocks)], [0])
+    ends = (CPULoadStoreSpec(slots), of_blocks) if load else (of_blocks, CPULoadStoreSpec(slots))
+    return TransferJob("request", *ends, **options)
+
+
+def test_vllm_drives_it_as_it_drives_its_own() -> None:
+    """A store that is put off a step and flushed when its blocks are taken; then a load."""
+    rank = Rank(config(8, 1), None, [(8, 8)], [[0]])
+    connector = in_vllm(rank)
+    before = rank.tensors[0].clone()
+    connector.prepare_store_kv(
+        OffloadingConnectorMetadata({}, {1: job([2, 5], [0, 3], load=False)})
+    )
+    assert connector.build_connector_worker_meta() is None
+    connector.handle_preemptions(OffloadingConnectorMetadata({}, {}, jobs_to_flush={1}))
+    rank.tensors[0][:] = 0
+    assert connector.get_finished(set()) == (set(), set())
+    assert connector.build_connector_worker_meta().completed_jobs == {1: 1}
+    connector.start_kv_transfers(
+        OffloadingConnectorMetadata({2: job([7, 1], [0, 3], load=True)}, {})
+    )
+    rank.worker.wait({2})
+    assert connector.get_finished(set()) == (set(), {"request"})
+    assert torch.equal(rank.tensors[0][[7, 1]], before[[2, 5]])
+
+
+@pytest.mark.skipif("sync" not in TransferJob.__dataclass_fields__, reason="0.33 began with it")
+def test_a_load_within_the_step_is_there_when_the_step_begins() -> None:
+    rank = Rank(config(8, 1), None, [(8, 8)], [[0]])
+    rank.move([[2]], [0], [4], "store")
+    connector = in_vllm(rank)
+    connector.start_kv_transfers(
+        OffloadingConnectorMetadata({2: job([7], [4], load=True, sync=True)}, {})
+    )
+    assert torch.equal(rank.tensors[0][7], rank.tensors[0][2])
+    # Nobody waits to be told: its request runs already.
+    assert connector.get_finished(set()) == (set(), set())
