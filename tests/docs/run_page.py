@@ -33,7 +33,6 @@ NEEDS = {
     "install": "packages, a toolchain or the repository: `make test-release` and `make test` do it",
     "vllm": "vLLM: `make test-vllm`",
     "network": "servers: the tests of the network tiers have them",
-    "gpu": "a GPU: `make test-gpu`",
 }
 """What a block may need that not every machine has, and who has it."""
 
