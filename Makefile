@@ -167,7 +167,7 @@ wheel: $(VENV)/.packages ## Build the wheel and the source distribution into tar
 	@rm -rf target/dist
 	CARGO_TARGET_DIR=target/zig $(BIN)/maturin build --quiet --release --locked --sdist \
 		--zig --compatibility $(MANYLINUX) --out target/dist
-	$(BIN)/auditwheel show target/dist/*.whl
+	$(BIN)/python -m auditwheel show target/dist/*.whl
 
 .PHONY: test-release
 test-release: wheel ## Install what `make wheel` built into an empty environment, and run the demo there

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 ROOT = Path(__file__).parents[2]
 DIST = ROOT / os.environ["KVTIER_DIST"]
-TAG = "cp311-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64"
+TAG = "cp311-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64"
 
 
 def the(pattern: str) -> Path:
