@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -70,7 +69,8 @@ def test_the_source_distribution_builds_and_works_where_nothing_is(tmp_path: Pat
     python = tmp_path / "venv" / "bin" / "python"
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     # Torch is large: the packages of this environment are seen behind the new one's own.
-    (site / "zz_shared.pth").write_text(sysconfig.get_path("purelib"))
+    seen = [path for path in sys.path if Path(path).name == "site-packages"]
+    (site / "zz_shared.pth").write_text("\n".join(seen))
     run(
         *(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
         *("--no-deps", "--no-build-isolation", "--force-reinstall", "--no-cache-dir", source),
