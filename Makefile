@@ -13,6 +13,8 @@ FUZZ_SECONDS ?= 300
 FIRST ?= 0
 SEEDS ?= 100000
 CRASHES ?= 240
+# The oldest glibc that the released wheel runs with, as in its name.
+MANYLINUX ?= manylinux_2_17
 
 BIN := $(VENV)/bin
 WHEELS := target/wheels
@@ -147,6 +149,36 @@ test-vllm: setup $(VLLM_VENV)/.sources ## Run kvtier in vLLM's CPU engine, in a 
 bench-vllm: setup $(VLLM_VENV)/.packages ## Run index, manager and plug-in beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
 	for question in index manager scheduler; do \
 		$(VLLM_VENV)/bin/python -m kvtier bench $$question $(BENCH_ARGS); done
+
+.PHONY: performance
+performance: setup $(VLLM_VENV)/.packages ## Take the figures of docs/performance.md and write the page: half an hour of a quiet machine
+	@mkdir -p docs/performance
+	for question in index manager transfer file scheduler; do \
+		$(VLLM_VENV)/bin/python -m kvtier bench $$question --json > docs/performance/$$question.json; done
+	$(BIN)/python benches/performance_page.py
+
+.PHONY: docs
+docs: $(VENV)/.packages ## Build the site into target/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# Zig's linker makes the wheel run on systems that are older than this one.
+.PHONY: wheel
+wheel: $(VENV)/.packages ## Build the wheel and the source distribution into target/dist
+	@rm -rf target/dist
+	CARGO_TARGET_DIR=target/zig $(BIN)/maturin build --quiet --release --locked --sdist \
+		--zig --compatibility $(MANYLINUX) --out target/dist
+	$(BIN)/python -m auditwheel show target/dist/*.whl
+
+.PHONY: test-release
+test-release: wheel ## Install what `make wheel` built into an empty environment, and run the demo there
+	KVTIER_DIST=target/dist $(BIN)/python -m pytest tests/release
+
+.PHONY: audit
+audit: ## Check licences, sources and advisories of all crates (needs cargo-deny)
+	@cargo deny --version >/dev/null || { echo "cargo install --locked cargo-deny" >&2; exit 2; }
+	cargo deny --workspace check bans licenses sources
+	@cargo deny --workspace fetch db || { echo "advisories were NOT checked: their list can not be had" >&2; exit 0; }; \
+		cargo deny --workspace check --disable-fetch advisories
 
 .PHONY: bench-rivals
 bench-rivals: ## Run the LRU index beside other caches (downloads them)

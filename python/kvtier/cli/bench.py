@@ -1,6 +1,6 @@
 """`kvtier bench QUESTION`: figures of this machine, each beside a reference and a target.
 
-A question is a module of `kvtier.bench` and an entry of `_QUESTIONS`: its summary and flags.
+A question is a module of `kvtier.bench` and an entry of `QUESTIONS`: its summary and flags.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from kvtier.errors import ConfigError
 if TYPE_CHECKING:
     from kvtier.bench import Figure
 
-__all__ = ["add_parser", "run"]
+__all__ = ["QUESTIONS", "Question", "add_parser", "run"]
 
 EXIT_UNTAKEN = 1
 
 
-class _Question(NamedTuple):
+class Question(NamedTuple):
+    """A question's line of help, its flags, and how many rounds a figure has by default."""
+
     summary: str
     add_flags: Callable[[argparse.ArgumentParser], None]
     rounds: int = 15
@@ -62,12 +64,12 @@ def _file_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_QUESTIONS = {
-    "index": _Question("the index from Python, beside vLLM's", _index_flags, rounds=7),
-    "manager": _Question("a request with two tiers, beside vLLM's", _manager_flags, rounds=7),
-    "transfer": _Question("KV cache to slots and back, beside plain copies", _transfer_flags),
-    "file": _Question("the file tier, beside fio and vLLM's on the same directory", _file_flags),
-    "scheduler": _Question("vLLM's scheduler with our and its tiers", _scheduler_flags, rounds=5),
+QUESTIONS = {
+    "index": Question("the index from Python, beside vLLM's", _index_flags, rounds=7),
+    "manager": Question("a request with two tiers, beside vLLM's", _manager_flags, rounds=7),
+    "transfer": Question("KV cache to slots and back, beside plain copies", _transfer_flags),
+    "file": Question("the file tier, beside fio and vLLM's on the same directory", _file_flags),
+    "scheduler": Question("vLLM's scheduler with our and its tiers", _scheduler_flags, rounds=5),
 }
 
 
@@ -80,7 +82,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "turn by turn in one run. Exit code 1 says that a figure could not be taken.",
     )
     questions = parser.add_subparsers(dest="question", metavar="QUESTION", required=True)
-    for name, asked in _QUESTIONS.items():
+    for name, asked in QUESTIONS.items():
         question = questions.add_parser(
             name,
             help=asked.summary,
