@@ -13,7 +13,7 @@ pub(crate) fn stats_dict<'py>(
     stats.primary(|tell| snapshot.primary.each(tell))?;
     for tier in &snapshot.tiers {
         let (medium, locality) = (tier.medium.as_str(), tier.locality.as_str());
-        stats.tier(&tier.name, medium, locality, |tell| tier.figures.each(tell))?;
+        stats.tier(&tier.name, medium, locality, |tell| tier.each(tell))?;
     }
     Ok(stats.dict)
 }

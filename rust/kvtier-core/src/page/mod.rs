@@ -156,7 +156,9 @@ fn since_1970() -> Duration {
 fn to_bytes(words: &[u64]) -> Vec<u8> {
     // A checksum follows, as a rule.
     let mut bytes = Vec::with_capacity((words.len() + 1) * WORD);
-    words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+    for word in words {
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
     bytes
 }
 
