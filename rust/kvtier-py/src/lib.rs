@@ -18,6 +18,7 @@ mod replay;
 mod stats;
 mod store;
 mod tier;
+mod trace;
 
 #[pyo3::pymodule]
 mod _kvtier {
@@ -43,6 +44,8 @@ mod _kvtier {
     use super::store::{StoreAudit, inspect_store};
     #[pymodule_export]
     use super::tier::{TierJob, TierPort};
+    #[pymodule_export]
+    use super::trace::TraceFile;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
