@@ -151,7 +151,8 @@ def test_figures_of_another_version_are_read_by_name(start: Start) -> None:
     description = json.loads(raw[40 : 40 + length])
     assert [field["name"] for field in description["primary"]] == list(page["stats"]["primary"])
     tier = page["stats"]["tiers"]["behind"]
-    assert [field["name"] for field in description["tier"]] == [
+    (described,) = description["tiers"]
+    assert [field["name"] for field in described["figures"]] == [
         name for name in tier if name not in ("medium", "locality")
     ]
 

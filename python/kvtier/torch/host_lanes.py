@@ -23,14 +23,19 @@ __all__ = ["HostCopy", "HostLanes"]
 class HostCopy:
     """A copy that queues or runs on a worker; see `LaneCopy`."""
 
-    def __init__(self, result: Future[float]) -> None:
-        """`result` gives the seconds that the copy took."""
+    def __init__(self, result: Future[tuple[float, float]]) -> None:
+        """`result` gives when the copy began, and the seconds that it took."""
         self._result = result
+
+    @property
+    def began(self) -> float:
+        """When the copy began; waits for it."""
+        return self._result.result()[0]
 
     @property
     def seconds(self) -> float:
         """Time the copy took; waits for it."""
-        return self._result.result()
+        return self._result.result()[1]
 
     @property
     def error(self) -> BaseException | None:
@@ -70,15 +75,17 @@ class HostLanes:
         """Queues the copy of `(group, moves)` pairs behind its lane's and behind `after`."""
         return HostCopy(self._workers[lane].submit(self._run, parts, after))
 
-    def _run(self, parts: Sequence[tuple[int, Moves]], after: Sequence[HostCopy]) -> float:
+    def _run(
+        self, parts: Sequence[tuple[int, Moves]], after: Sequence[HostCopy]
+    ) -> tuple[float, float]:
         # Jobs wait for earlier ones only, so workers can not wait for each other in a circle. A
         # job that failed is over too; whoever waits for it is told.
         for job in after:
             _ = job.error
-        began = time.perf_counter()
+        began = time.monotonic()
         for group, moves in parts:
             self._copier.run(group, moves)
-        return time.perf_counter() - began
+        return began, time.monotonic() - began
 
     def close(self) -> None:
         """Waits for queued copies and ends the workers. Idempotent."""

@@ -25,6 +25,7 @@ from kvtier.torch.canonical import CanonicalKVCaches
 from kvtier.torch.chunk_layout import ChunkLayout, TensorParallel, chunk_layout
 from kvtier.torch.kv_cache import KVCache
 from kvtier.torch.ordering import Lane, Ordering
+from kvtier.torch.transfer_trace import TransferTrace
 
 __all__ = [
     "GroupBlocks",
@@ -70,6 +71,13 @@ class LaneCopy(Protocol):
     """One job on its lane."""
 
     @property
+    def began(self) -> float:
+        """When the copy began, on the clock of `time.monotonic`; waits for it.
+
+        To be asked of copies in the order they were submitted in.
+        """
+
+    @property
     def seconds(self) -> float:
         """Time the copy took, without the time it was queued; waits for it."""
 
@@ -105,9 +113,10 @@ class TransferLanes(Protocol[_CopyT]):
 class TransferJob:
     """One transfer on its way; made by `TransferEngine.store` and `load`."""
 
-    def __init__(self, number: int, size: int, copy: LaneCopy) -> None:
+    def __init__(self, number: int, size: int, copy: LaneCopy, lane: Lane) -> None:
         """`number` counts the jobs of an engine from 1; `size` is in bytes."""
         self.number = number
+        self.lane = lane
         self._size = size
         self._copy = copy
 
@@ -115,6 +124,11 @@ class TransferJob:
     def bytes(self) -> int:
         """Bytes that the job moves; of bytes that several ranks hold, this rank's turns."""
         return self._size
+
+    @property
+    def began(self) -> float:
+        """When the copy began, on the clock of `time.monotonic`; waits for the job."""
+        return self._copy.began
 
     @property
     def seconds(self) -> float:
@@ -175,6 +189,7 @@ class TransferEngine:
         self._submitted = 0
         self._under_way: deque[TransferJob] = deque()
         self._unreported: dict[int, TransferJob] = {}
+        self._trace = TransferTrace.open()
         if kv_cache is not None:
             self.register(kv_cache)
 
@@ -291,6 +306,7 @@ class TransferEngine:
         self._closed = True
         if self._registered is not None:
             self._registered.lanes.close()
+        self._forget_ended()
 
     def __enter__(self) -> Self:
         """Returns the engine; `close` is called at the end of the block."""
@@ -310,8 +326,7 @@ class TransferEngine:
         moves = [self._checked(opened, part, to_slots=lane is Lane.STORE) for part in parts]
         _refuse_shared_destinations(moves, to_slots=lane is Lane.STORE)
         pairs = [(part.group, part_moves) for part, part_moves in zip(parts, moves, strict=True)]
-        while self._under_way and self._under_way[0].done():
-            self._under_way.popleft()
+        self._forget_ended()
         number = self._submitted = self._submitted + 1
         before = set(opened.ordering.add(number, lane, moves))
         after = [job._copy for job in self._under_way if job.number in before]
@@ -320,10 +335,17 @@ class TransferEngine:
             opened.layout.groups[group].moved_bytes(part_moves, self._blocks_per_chunk)
             for group, part_moves in pairs
         )
-        job = TransferJob(number, size, copy)
+        job = TransferJob(number, size, copy, lane)
         self._under_way.append(job)
         self._unreported[number] = job
         return job
+
+    def _forget_ended(self) -> None:
+        ended = []
+        while self._under_way and self._under_way[0].done():
+            ended.append(self._under_way.popleft())
+        if self._trace is not None:
+            self._trace.ended(ended)
 
     def _checked(self, opened: _Registered, part: GroupBlocks, *, to_slots: bool) -> Moves:
         groups = len(opened.layout.groups)

@@ -14,6 +14,7 @@
 //! | [`tier`] | what is behind the primary tier, and how do chunks get there and back? |
 //! | [`manager`] | what moves when? |
 //! | [`page`] | what does somebody see who looks from outside? |
+//! | [`trace`] | what moved when, for a picture? |
 //! | [`replay`] | what would another policy or size have hit? |
 //! | [`copy`] | paged tensors in host memory to slots and back |
 //!
@@ -36,3 +37,4 @@ pub mod region;
 pub mod replay;
 mod sync;
 pub mod tier;
+pub mod trace;

@@ -20,6 +20,7 @@ mod solo;
 mod stats;
 mod store;
 mod tier;
+mod trace;
 
 #[pyo3::pymodule]
 mod _kvtier {
@@ -49,6 +50,8 @@ mod _kvtier {
     use super::store::{StoreAudit, inspect_store};
     #[pymodule_export]
     use super::tier::{TierJob, TierPort, chunk_checksum};
+    #[pymodule_export]
+    use super::trace::TraceFile;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -13,11 +13,7 @@ pub(crate) fn stats_dict<'py>(
     stats.primary(|tell| snapshot.primary.each(tell))?;
     for tier in &snapshot.tiers {
         let (medium, locality) = (tier.medium.as_str(), tier.locality.as_str());
-        let (of, counts): (Vec<_>, Vec<_>) = tier.details.iter().copied().unzip();
-        stats.tier(&tier.name, medium, locality, |tell| {
-            tier.figures.each(tell);
-            tell("details", Figure::Counts { counts: &counts, of: &of });
-        })?;
+        stats.tier(&tier.name, medium, locality, |tell| tier.each(tell))?;
     }
     Ok(stats.dict)
 }

@@ -40,6 +40,7 @@
 //! | `tier/breaker.rs`, `pressure.rs` | when a tier is switched off, when its stores are shed |
 //! | `doubts.rs` | which chunks a tier is not asked for, since it did not bring them |
 //! | `solo.rs` | one tier, without a manager of ours |
+//! | `spans.rs` | what a trace is told |
 //! | `figures.rs`, `histogram.rs`, `named.rs` | what is counted, and under which names it is shown |
 
 mod doubts;
@@ -52,6 +53,7 @@ mod pressure;
 mod request;
 mod reset;
 mod solo;
+mod spans;
 mod step;
 mod tier;
 mod transfer;
@@ -79,10 +81,12 @@ use crate::page::{self, Description, Page, PageError};
 use crate::region::Region;
 use crate::sync::Mutex;
 use crate::tier::{JobId, Offload, Results, SecondaryTier, TierConfig, TierError, TierLimits};
+use crate::trace::Trace;
 use figures::Events;
 use job::Running;
 use lookup::{Promotion, Retrying};
 use request::Request;
+use spans::Spans;
 use tier::{Tier, TierState};
 
 /// What a look-up answers for a key.
@@ -250,6 +254,8 @@ pub struct Manager {
     clock: Clock,
     /// Where the figures are shown.
     page: Option<Page>,
+    /// Who is told what moves when.
+    spans: Option<Spans>,
     inner: Mutex<Inner>,
 }
 
@@ -304,6 +310,7 @@ impl Manager {
             results: Arc::new(Results::new(options.clock.clone())),
             clock: options.clock.clone(),
             page: None,
+            spans: None,
         })
     }
 
@@ -347,13 +354,21 @@ impl Manager {
         Ok(())
     }
 
-    /// As [`Manager::open_page`], where the environment has it. Without a page the manager works
-    /// all the same: that is a warning.
+    /// Tells `trace` of steps and jobs from now on.
+    pub fn open_trace(&mut self, trace: Trace) {
+        self.spans = Some(Spans::new(trace, &self.clock, &self.tiers));
+    }
+
+    /// Opens the page and the trace that the environment asks for. The manager works without
+    /// them: what can not be had is a warning.
     pub fn show(&mut self) {
         if let Some(directory) = page::directory()
             && let Err(error) = self.open_page(&directory)
         {
             log::warn!("kvtier top and kvtier exporter will not show this manager: {error}");
+        }
+        if let Some(trace) = Trace::from_environment() {
+            self.open_trace(trace);
         }
     }
 

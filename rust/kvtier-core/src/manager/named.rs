@@ -3,7 +3,7 @@
 //!
 //! A new figure is a field in `figures.rs` and a line here; who shows figures shows it then.
 
-use super::figures::{Moved, PrimaryFigures, TierFigures};
+use super::figures::{Moved, PrimaryFigures, TierSnapshot};
 use super::histogram::Histogram;
 use crate::tier::{BreakerState, Failure, Fault};
 
@@ -92,16 +92,19 @@ impl PrimaryFigures {
     }
 }
 
-impl TierFigures {
-    /// Tells every figure, always in the same order.
+impl TierSnapshot {
+    /// Tells every figure, of one tier always the same ones in the same order.
     pub fn each(&self, tell: &mut Tell<'_>) {
-        counts!(tell, self.usage; capacity_bytes, used_bytes, chunks);
-        counts!(tell, self;
+        let figures = &self.figures;
+        counts!(tell, figures.usage; capacity_bytes, used_bytes, chunks);
+        counts!(tell, figures;
             lookups, hits, lookups_overdue, evictions, sheds, refused, queued_bytes, quarantined);
-        tell("store_seconds_per_mib", Figure::Amount(self.store_seconds_per_mib));
-        tell("under_pressure", Figure::Flag(self.under_pressure));
-        tell("faults", Figure::Counts { counts: &self.faults, of: &FAULTS });
-        moved!(tell, "load", &self.loads);
-        moved!(tell, "store", &self.stores);
+        tell("store_seconds_per_mib", Figure::Amount(figures.store_seconds_per_mib));
+        tell("under_pressure", Figure::Flag(figures.under_pressure));
+        tell("faults", Figure::Counts { counts: &figures.faults, of: &FAULTS });
+        let (of, counts): (Vec<_>, Vec<_>) = self.details.iter().copied().unzip();
+        tell("details", Figure::Counts { counts: &counts, of: &of });
+        moved!(tell, "load", &figures.loads);
+        moved!(tell, "store", &figures.stores);
     }
 }

@@ -5,9 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::{owner::Owner, since_1970};
-use crate::manager::{
-    Figure, Histogram, PrimaryFigures, Snapshot, Tell, TierFigures, TierSnapshot,
-};
+use crate::manager::{Figure, Histogram, Snapshot, Tell, TierSnapshot};
 
 /// The description in a page.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -26,12 +24,10 @@ pub struct Description {
     pub tiers: Vec<TierDescription>,
     /// The primary tier's figures, in the order of their words.
     primary: Vec<Field>,
-    /// Those of every other tier.
-    tier: Vec<Field>,
 }
 
 /// What does not change of a tier.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TierDescription {
     /// Its name.
     pub name: String,
@@ -41,6 +37,8 @@ pub struct TierDescription {
     pub locality: String,
     /// The directory that it keeps them in, if it does and that is text.
     pub directory: Option<String>,
+    /// Its figures, in the order of their words.
+    figures: Vec<Field>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -80,14 +78,14 @@ impl Description {
             slot_bytes: slot_bytes as u64,
             latency_buckets: bounds.into_iter().filter(|bound| bound.is_finite()).collect(),
             tiers: tiers.collect(),
-            primary: fields(|tell| PrimaryFigures::default().each(tell)),
-            tier: fields(|tell| TierFigures::default().each(tell)),
+            primary: fields(|tell| snapshot.primary.each(tell)),
         }
     }
 
     /// Words of figures in a record.
     pub(super) fn words(&self) -> usize {
-        self.words_of(&self.primary) + self.words_of(&self.tier) * self.tiers.len()
+        let tiers = self.tiers.iter().map(|tier| self.words_of(&tier.figures));
+        self.words_of(&self.primary) + tiers.sum::<usize>()
     }
 
     fn words_of(&self, fields: &[Field]) -> usize {
@@ -104,7 +102,9 @@ impl Description {
         let (fields, first) = match tier {
             None => (&self.primary, 0),
             Some(number) => {
-                (&self.tier, self.words_of(&self.primary) + number * self.words_of(&self.tier))
+                let before = self.tiers[..number].iter().map(|tier| self.words_of(&tier.figures));
+                let first = self.words_of(&self.primary) + before.sum::<usize>();
+                (&self.tiers[number].figures, first)
             }
         };
         let mut words = &words[first..];
@@ -123,6 +123,7 @@ impl TierDescription {
             medium: tier.medium.as_str().to_owned(),
             locality: tier.locality.as_str().to_owned(),
             directory: tier.directory.as_deref().and_then(Path::to_str).map(str::to_owned),
+            figures: fields(|tell| tier.each(tell)),
         }
     }
 }
@@ -192,5 +193,5 @@ pub(super) fn words_of(snapshot: &Snapshot, words: &mut Vec<u64>) {
         }
     };
     snapshot.primary.each(&mut tell);
-    snapshot.tiers.iter().for_each(|tier| tier.figures.each(&mut tell));
+    snapshot.tiers.iter().for_each(|tier| tier.each(&mut tell));
 }

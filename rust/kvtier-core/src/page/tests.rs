@@ -85,7 +85,7 @@ fn a_reader_sees_what_the_manager_counts() {
     assert_eq!(stats.tiers[0].figures.stores.latency.count(), 1);
     assert_eq!(told(|tell| reading.each(None, tell)), told(|tell| stats.primary.each(tell)));
     let tier = &stats.tiers[0];
-    assert_eq!(told(|tell| reading.each(Some(0), tell)), told(|tell| tier.figures.each(tell)));
+    assert_eq!(told(|tell| reading.each(Some(0), tell)), told(|tell| tier.each(tell)));
     let Description { owner, tiers, slot_bytes, .. } = &reading.description;
     assert_eq!((*owner, *slot_bytes), (Owner::here(), CHUNK as u64));
     assert_eq!((&*tiers[0].name, &*tiers[0].medium), ("behind \"it\"", "memory"));
