@@ -157,7 +157,7 @@ def shorter_than_a_header(client: redis.Redis, name: bytes) -> bytes:
     return bytes(client.getrange(name, 0, 9))
 
 
-def somebody_elses(client: redis.Redis, name: bytes) -> bytes:
+def somebody_elses(_client: redis.Redis, _name: bytes) -> bytes:
     return b"what another program keeps here" * 10
 
 
@@ -283,7 +283,7 @@ def test_a_wrong_password_is_refused_and_not_shown(
             engine.close()
         until(lambda: "WRONGPASS" in caplog.text, "the log line")
         assert "hunter2" not in caplog.text
-        engine = Client(url=url, password="right")
+        engine = Client(url=f"redis://:right@127.0.0.1:{server.port}")
         engine.recovers([1])
         engine.close()
 
@@ -291,7 +291,8 @@ def test_a_wrong_password_is_refused_and_not_shown(
 def test_an_acl_user(tmp_path: Path) -> None:
     user = ("--user", "cache", "on", ">secret", "~kvtier:*", "+@all", "-@dangerous")
     with redis_servers.server(tmp_path, *user) as server:
-        engine = Client(nodes=[f"127.0.0.1:{server.port}"], username="cache", password="secret")
+        login = {"username": "cache", "password": "secret"}
+        engine = Client(nodes=[f"127.0.0.1:{server.port}"], **login)
         engine.recovers(NUMBERS)
         engine.close()
 

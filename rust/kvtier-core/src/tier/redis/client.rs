@@ -9,9 +9,8 @@ use tokio::time::{sleep, timeout};
 use super::endpoint::Endpoint;
 use super::failed::Failed;
 use super::names::Names;
-use super::node::Node;
+use super::node::{Node, NodeParts};
 use super::topology::{Shard, Topology};
-use crate::log_limit::LogLimit;
 use crate::tier::network::{Budget, Counted, Counters, Known, NamespaceId, NetworkError, Retries};
 use crate::tier::{TierError, TierLimits};
 
@@ -26,7 +25,7 @@ pub(super) struct Client {
     pub(super) known: Arc<Known>,
     pub(super) budget: Budget,
     pub(super) counters: Arc<Counters>,
-    pub(super) log: LogLimit,
+    pub(super) parts: Arc<NodeParts>,
     pub(super) namespace: NamespaceId,
     pub(super) names: Names,
     pub(super) limits: TierLimits,
@@ -93,7 +92,7 @@ impl Client {
             Failed::Ask(endpoint) => return self.redirected(trying, Some((endpoint, true)), key),
             Failed::NotNow(error) | Failed::Network(error) => error,
         };
-        self.counters.failed(&error);
+        self.parts.failed(&error);
         self.topology.refresh();
         match error {
             // Its keys are misses until it is back; waiting would not bring it back.
@@ -146,7 +145,7 @@ impl Client {
         let mut first = std::pin::pin!(first);
         match timeout(after, &mut first).await {
             Ok(Err(Failed::Network(error))) => {
-                self.counters.failed(&error);
+                self.parts.failed(&error);
                 self.topology.refresh();
                 return second(replica).await;
             }
@@ -157,7 +156,7 @@ impl Client {
         tokio::select! {
             outcome = &mut first => match outcome {
                 Err(Failed::Network(error)) => {
-                    self.counters.failed(&error);
+                    self.parts.failed(&error);
                     second.await
                 }
                 outcome => outcome,

@@ -9,7 +9,6 @@ use super::client::Client;
 use super::failed::Failed;
 use super::node::{Node, Work};
 use super::topology::Shard;
-use crate::log_limit::limited;
 use crate::tier::network::{Counted, Question};
 
 /// The keys of a question that one shard has.
@@ -118,9 +117,8 @@ impl Client {
 
     fn note_failed(&self, error: &Failed) {
         if let Failed::Network(error) | Failed::NotNow(error) = error {
-            self.counters.failed(error);
+            self.parts.failed(error);
             self.topology.refresh();
-            limited!(self.log, warn, "look-up failed: {error}");
         }
     }
 }

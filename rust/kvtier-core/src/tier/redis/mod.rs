@@ -52,7 +52,7 @@ use super::{
 };
 use crate::clock::Clock;
 use crate::key::KeyBatch;
-use crate::log_limit::{LogLimit, limited};
+use crate::log_limit::LogLimit;
 use client::Client;
 use connect::Connector;
 use names::Names;
@@ -90,7 +90,9 @@ impl RedisTier {
             connections: settings.connections,
             limits: limits.clone(),
             counters: Arc::clone(&counters),
+            log: LogLimit::default(),
         };
+        let parts = Arc::new(parts);
         let known = KnownSettings {
             entries: settings.known_keys,
             asking: MOST_ASKED.min(settings.known_keys / 2),
@@ -102,11 +104,11 @@ impl RedisTier {
         Ok(Self {
             runtime: Runtime::new(name, settings.threads),
             client: Arc::new(Client {
-                topology: Arc::new(Topology::new(target.seeds, Arc::new(parts))),
+                topology: Arc::new(Topology::new(target.seeds, Arc::clone(&parts))),
                 known: Known::new(known, Clock::system()),
                 budget: Budget::new(settings.max_in_flight_bytes),
                 counters,
-                log: LogLimit::default(),
+                parts,
                 namespace,
                 names: Names::new(&settings.prefix, namespace),
                 limits: limits.clone(),
@@ -121,8 +123,7 @@ impl RedisTier {
     /// Starts work; what it owns is dropped if the runtime refuses, which reports its chunks.
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         if let Err(error) = self.runtime.spawn(work) {
-            self.client.counters.failed(&error);
-            limited!(self.client.log, error, "{error}");
+            self.client.parts.failed(&error);
         }
     }
 }

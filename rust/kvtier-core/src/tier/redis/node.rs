@@ -17,6 +17,7 @@ use super::endpoint::Endpoint;
 use super::failed::Failed;
 use super::wire::Wire;
 use crate::clock::Clock;
+use crate::log_limit::{LogLimit, limited};
 use crate::sync::Mutex;
 use crate::tier::network::{Attempt, Counted, Counters, NetworkError, NodeBreaker};
 use crate::tier::{BreakerState, TierLimits};
@@ -50,6 +51,18 @@ pub(super) struct NodeParts {
     pub(super) connections: usize,
     pub(super) limits: TierLimits,
     pub(super) counters: Arc<Counters>,
+    pub(super) log: LogLimit,
+}
+
+impl NodeParts {
+    /// Counts what failed by its cause, and logs it. That work is refused by a node that is
+    /// switched off is not logged: what failed before and what its probes find out says more.
+    pub(super) fn failed(&self, error: &NetworkError) {
+        self.counters.failed(error);
+        if !matches!(error, NetworkError::SwitchedOff { .. }) {
+            limited!(self.log, warn, "{error}");
+        }
+    }
 }
 
 struct Pool {
@@ -236,7 +249,7 @@ impl Node {
             Ok(()) => attempt.succeeded(),
             Err(error) => {
                 if let Failed::Network(error) = &error {
-                    self.parts.counters.failed(error);
+                    self.parts.failed(error);
                 }
                 attempt.failed();
             }

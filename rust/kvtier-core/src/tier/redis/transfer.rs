@@ -44,11 +44,9 @@ impl Client {
             }
         };
         let key = job.key(index);
-        if let Err(error) = &delivered {
-            limited!(self.log, warn, "load failed: {error}");
-            if matches!(error, TierError::BadCopy { .. } | TierError::Corrupt { .. })
-                && self.remove(key).await
-            {
+        if let Err(error @ (TierError::BadCopy { .. } | TierError::Corrupt { .. })) = &delivered {
+            limited!(self.parts.log, warn, "{error}");
+            if self.remove(key).await {
                 job.dropped(index);
             }
         }
@@ -60,9 +58,8 @@ impl Client {
         let deadline = begun + self.limits.store_deadline.mul_f64(0.9);
         let stored = tokio::time::timeout_at(deadline.into(), self.store(job, index, deadline));
         let stored = stored.await.unwrap_or_else(|_| Err(self.late("a store").into()));
-        match &stored {
-            Ok(()) => self.known.note(job.key(index), true),
-            Err(error) => limited!(self.log, warn, "store failed: {error}"),
+        if stored.is_ok() {
+            self.known.note(job.key(index), true);
         }
         let outcome = stored.map_err(|error| Failure::from(&error));
         job.report(index, outcome, begun.elapsed(), None);
@@ -70,7 +67,7 @@ impl Client {
 
     fn late(&self, what: &'static str) -> NetworkError {
         let error = NetworkError::TimedOut { node: "the server".to_owned(), what };
-        self.counters.failed(&error);
+        self.parts.failed(&error);
         error
     }
 
