@@ -22,6 +22,7 @@ mod limits;
 mod memory;
 mod namespace;
 pub mod network;
+mod redis;
 mod store;
 mod workers;
 
@@ -37,6 +38,7 @@ pub use job::{
 };
 pub use limits::{Offload, Shed, TierLimits};
 pub use memory::MemoryStore;
+pub use redis::{RedisSettings, RedisTier};
 pub use store::{ChunkStore, StoreTier};
 
 use std::path::Path;
