@@ -39,7 +39,7 @@ def cpu_seconds() -> float:
 
 @dataclass
 class FileStore:
-    """A manager with a file tier that holds `count` chunks of `chunk_bytes`."""
+    """A manager with one tier, a file tier as a rule, and `count` chunks of `chunk_bytes`."""
 
     manager: Manager
     count: int
@@ -78,7 +78,7 @@ class FileStore:
         began = time.perf_counter()
         answers = self.manager.lookup(2, keys)
         if not (answers == HIT_PENDING).all():
-            raise TierError("chunks that were stored are not in the file tier")
+            raise TierError("chunks that were stored are not in the tier")
         self._drain()
         seconds = time.perf_counter() - began
         self.manager.request_finished(2)
@@ -86,8 +86,8 @@ class FileStore:
 
     def _drain(self) -> None:
         if not self.manager.drain(_WAIT):
-            raise TierError(f"the disk did not finish within {_WAIT:.0f} s")
-        failures = self.manager.stats()["tiers"]["file"]
+            raise TierError(f"the tier did not finish within {_WAIT:.0f} s")
+        (failures,) = self.manager.stats()["tiers"].values()
         failed = sum(failures["store_failures"].values()) + sum(failures["load_failures"].values())
         if failed or failures["sheds"] or failures["refused"]:
             raise TierError(f"{failed} transfers failed, {failures['sheds']} were shed")

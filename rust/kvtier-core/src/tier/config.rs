@@ -9,7 +9,7 @@
 //! | `inner` | faulty | the tier that does the work | required |
 //! | `faults` | faulty | what goes wrong: [`Faults`] | nothing |
 //!
-//! the fields of [`FileSettings`], and the [limits](super::TierLimits) that every tier takes.
+//! the fields of [`FileSettings`] and [`ObjectSettings`], and the [limits](super::TierLimits) that every tier takes.
 
 use std::path::PathBuf;
 
@@ -17,8 +17,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    Faults, FaultyTier, FileSettings, FileTier, MemoryStore, SecondaryTier, StoreTier, TierError,
-    TierLimits,
+    Faults, FaultyTier, FileSettings, FileTier, MemoryStore, ObjectSettings, ObjectTier,
+    SecondaryTier, StoreTier, TierError, TierLimits,
 };
 
 /// A tier's description that cannot be used.
@@ -56,6 +56,8 @@ pub enum Place {
     },
     /// Files of a directory.
     File(FileSettings),
+    /// Objects in a bucket.
+    Object(ObjectSettings),
     /// A tier that goes wrong on purpose, around another: for tests.
     #[serde(skip)]
     Faulty {
@@ -83,7 +85,7 @@ pub type OpenForeign<'a> = dyn FnMut(&TierConfig) -> Result<Box<dyn SecondaryTie
 
 impl Place {
     /// The types that are made here.
-    pub const TYPES: [&str; 3] = ["memory", "file", "faulty"];
+    pub const TYPES: [&str; 4] = ["memory", "file", "object", "faulty"];
 }
 
 fn two() -> usize {
@@ -132,7 +134,11 @@ impl TierConfig {
         };
         let limits: Map<String, Value> =
             TierLimits::FIELDS.iter().filter_map(|&name| fields.remove_entry(name)).collect();
-        let limits = TierLimits::parse(limits, &TierLimits::default())?;
+        let default = match kind.as_deref() {
+            Some("object") => TierLimits::of_network(),
+            _ => TierLimits::default(),
+        };
+        let limits = TierLimits::parse(limits, &default)?;
         let is_foreign = kind.as_ref().is_some_and(|kind| foreign.contains(kind));
         if let Some(kind) = kind.as_deref().filter(|kind| !Place::TYPES.contains(kind))
             && !is_foreign
@@ -158,6 +164,9 @@ impl TierConfig {
             && !(1..=64).contains(threads)
         {
             return Err(format!("threads = {threads} is not between 1 and 64"));
+        }
+        if let Place::Object(settings) = &place {
+            settings.check()?;
         }
         // There is a type, or `place` had been refused.
         Ok(Self { name: name.or(kind).unwrap_or_default(), place, limits })
@@ -188,6 +197,14 @@ impl TierConfig {
             Place::File(settings) => {
                 Ok(Box::new(FileTier::open(settings, chunk_bytes, key_bytes, namespace)?))
             }
+            Place::Object(settings) => Ok(Box::new(ObjectTier::open(
+                settings,
+                &self.name,
+                &self.limits,
+                chunk_bytes,
+                key_bytes,
+                namespace,
+            )?)),
             Place::Faulty { inner, faults } => {
                 let inner = inner.open(chunk_bytes, key_bytes, namespace, foreign)?;
                 Ok(Box::new(FaultyTier::start(inner, *faults).map_err(failed)?))

@@ -22,6 +22,7 @@ mod limits;
 mod memory;
 mod namespace;
 pub mod network;
+mod object;
 mod store;
 mod workers;
 
@@ -37,6 +38,7 @@ pub use job::{
 };
 pub use limits::{Offload, Shed, TierLimits};
 pub use memory::MemoryStore;
+pub use object::{ObjectAudit, ObjectFinding, ObjectSettings, ObjectTier};
 pub use store::{ChunkStore, StoreTier};
 
 use crate::key::KeyBatch;
