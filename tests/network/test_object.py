@@ -279,7 +279,8 @@ def test_what_lasts_fails_at_once_with_its_cause(
     code: str,
     counted: str,
 ) -> None:
-    tier = engine(settings(proxy.endpoint, tmp_path))
+    # How long a key that did not come is not asked for.
+    tier = engine(settings(proxy.endpoint, tmp_path), lookup_deadline_s=1.0)
     tier.store([1])
     tier.forget()
     tier.ask([1])
