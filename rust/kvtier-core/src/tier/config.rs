@@ -2,14 +2,15 @@
 //!
 //! | field | tiers | meaning | default |
 //! |---|---|---|---|
-//! | `type` | all | `"memory"`, `"file"`, `"faulty"`, or a tier made elsewhere | required |
+//! | `type` | all | `"memory"`, `"file"`, `"redis"`, `"faulty"`, or a tier made elsewhere | required |
 //! | `name` | all | name in figures and events | the type |
 //! | `capacity_bytes` | memory, file | bytes the tier may take | required |
 //! | `threads` | memory, file | worker threads, 1 to 64 | 2 |
 //! | `inner` | faulty | the tier that does the work | required |
 //! | `faults` | faulty | what goes wrong: [`Faults`] | nothing |
 //!
-//! the fields of [`FileSettings`] and [`ObjectSettings`], and the [limits](super::TierLimits) that every tier takes.
+//! the fields of [`FileSettings`], [`ObjectSettings`] and [`RedisSettings`], and the
+//! [limits](super::TierLimits) that every tier takes.
 
 use std::path::PathBuf;
 
@@ -18,7 +19,7 @@ use serde_json::{Map, Value};
 
 use super::{
     Faults, FaultyTier, FileSettings, FileTier, MemoryStore, ObjectSettings, ObjectTier,
-    SecondaryTier, StoreTier, TierError, TierLimits,
+    RedisSettings, RedisTier, SecondaryTier, StoreTier, TierError, TierLimits,
 };
 
 /// A tier's description that cannot be used.
@@ -58,6 +59,8 @@ pub enum Place {
     File(FileSettings),
     /// Objects in a bucket.
     Object(ObjectSettings),
+    /// Redis or Valkey.
+    Redis(Box<RedisSettings>),
     /// A tier that goes wrong on purpose, around another: for tests.
     #[serde(skip)]
     Faulty {
@@ -85,7 +88,9 @@ pub type OpenForeign<'a> = dyn FnMut(&TierConfig) -> Result<Box<dyn SecondaryTie
 
 impl Place {
     /// The types that are made here.
-    pub const TYPES: [&str; 4] = ["memory", "file", "object", "faulty"];
+    pub const TYPES: [&str; 5] = ["memory", "file", "object", "redis", "faulty"];
+    /// Those of them that are behind a network.
+    const NETWORK: [&str; 2] = ["object", "redis"];
 }
 
 fn two() -> usize {
@@ -134,10 +139,8 @@ impl TierConfig {
         };
         let limits: Map<String, Value> =
             TierLimits::FIELDS.iter().filter_map(|&name| fields.remove_entry(name)).collect();
-        let default = match kind.as_deref() {
-            Some("object") => TierLimits::of_network(),
-            _ => TierLimits::default(),
-        };
+        let is_network = kind.as_deref().is_some_and(|kind| Place::NETWORK.contains(&kind));
+        let default = if is_network { TierLimits::of_network() } else { TierLimits::default() };
         let limits = TierLimits::parse(limits, &default)?;
         let is_foreign = kind.as_ref().is_some_and(|kind| foreign.contains(kind));
         if let Some(kind) = kind.as_deref().filter(|kind| !Place::TYPES.contains(kind))
@@ -166,6 +169,9 @@ impl TierConfig {
             return Err(format!("threads = {threads} is not between 1 and 64"));
         }
         if let Place::Object(settings) = &place {
+            settings.check()?;
+        }
+        if let Place::Redis(settings) = &place {
             settings.check()?;
         }
         // There is a type, or `place` had been refused.
@@ -198,6 +204,14 @@ impl TierConfig {
                 Ok(Box::new(FileTier::open(settings, chunk_bytes, key_bytes, namespace)?))
             }
             Place::Object(settings) => Ok(Box::new(ObjectTier::open(
+                settings,
+                &self.name,
+                &self.limits,
+                chunk_bytes,
+                key_bytes,
+                namespace,
+            )?)),
+            Place::Redis(settings) => Ok(Box::new(RedisTier::open(
                 settings,
                 &self.name,
                 &self.limits,

@@ -23,6 +23,7 @@ mod memory;
 mod namespace;
 pub mod network;
 mod object;
+mod redis;
 mod store;
 mod workers;
 
@@ -39,6 +40,7 @@ pub use job::{
 pub use limits::{Offload, Shed, TierLimits};
 pub use memory::MemoryStore;
 pub use object::{ObjectAudit, ObjectFinding, ObjectSettings, ObjectTier};
+pub use redis::{RedisSettings, RedisTier};
 pub use store::{ChunkStore, StoreTier};
 
 use crate::key::KeyBatch;

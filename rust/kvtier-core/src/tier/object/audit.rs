@@ -48,15 +48,17 @@ impl ObjectAudit {
         repair: bool,
     ) -> Result<Self, TierError> {
         let opened = settings.open()?;
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(|source| {
-            NetworkError::Threads { tier: opened.name.clone(), source }
-        })?;
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|source| NetworkError::Threads { tier: opened.name.clone(), source })?;
         let mut random = fastrand::Rng::with_seed(seed);
         let (mut objects, mut drawn) = (0_u64, Vec::new());
         runtime.block_on(async {
             let mut listed = opened.store.list(Some(&opened.prefix));
             while let Some(object) = listed.next().await {
-                let object = object.map_err(|error| Cause::of(&error, &opened.name, "LIST").error)?;
+                let object =
+                    object.map_err(|error| Cause::of(&error, &opened.name, "LIST").error)?;
                 if named(&object.location).is_none() {
                     continue;
                 }
@@ -155,7 +157,10 @@ fn named(path: &Path) -> Option<(String, Vec<u8>)> {
     };
     let (namespace, key) = (namespace.as_ref(), key.as_ref());
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if namespace.len() != 16 || !digits(namespace) || !digits(key) || !key.starts_with(shard.as_ref())
+    if namespace.len() != 16
+        || !digits(namespace)
+        || !digits(key)
+        || !key.starts_with(shard.as_ref())
     {
         return None;
     }

@@ -55,7 +55,11 @@ impl Cause {
             "QuotaExceeded" | "InsufficientStorage" | "XMinioStorageFull" => {
                 Self::lasting(NetworkError::Full { node, message })
             }
-            _ if matches!(error, Error::PermissionDenied { .. } | Error::Unauthenticated { .. }) => {
+            _ if matches!(
+                error,
+                Error::PermissionDenied { .. } | Error::Unauthenticated { .. }
+            ) =>
+            {
                 Self::lasting(NetworkError::Denied { node, message })
             }
             _ if text.contains("status code: 503") || text.contains("status code: 429") => {

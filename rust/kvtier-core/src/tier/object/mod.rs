@@ -45,8 +45,8 @@ use self::settings::Opened;
 use self::transfer::{load_chunk, store_chunk};
 use super::network::{Budget, Counted, Counters, Runtime, Share};
 use super::{
-    LoadJob, Locality, Medium, Presence, RequestId, SecondaryTier, StoreJob, TierError,
-    TierLimits, Usage,
+    LoadJob, Locality, Medium, Presence, RequestId, SecondaryTier, StoreJob, TierError, TierLimits,
+    Usage,
 };
 use crate::clock::Clock;
 use crate::key::KeyBatch;
@@ -132,7 +132,7 @@ impl ObjectTier {
             store,
             layout: Layout::new(&prefix, namespace, chunk_bytes, key_bytes),
             inventory: Inventory::new(
-                settings.index_entries,
+                settings.known_keys,
                 Duration::from_secs_f64(settings.listing_interval_s),
                 limits.lookup_deadline,
                 Clock::system(),

@@ -12,7 +12,7 @@
 //! | `connections` | chunks under way at once in each direction, 1 to 1024 | 32 |
 //! | `max_in_flight_bytes` | bytes under way at once in each direction | 256 MiB |
 //! | `listing_interval_s` | age at which a listing says nothing any more of what is absent | 30 |
-//! | `index_entries` | keys of which something is known, at most | 1048576 |
+//! | `known_keys` | keys of which something is known, at most | 1,000,000 |
 //! | `connect_timeout_s` | to connect | 1 |
 //! | `idle_timeout_s` | without a byte, then a request is given up | 3 |
 //! | `threads` | 1 to 64 | 2 |
@@ -70,8 +70,8 @@ pub struct ObjectSettings {
     #[serde(default = "listing_interval_s")]
     pub listing_interval_s: f64,
     /// Keys of which something is known, at most.
-    #[serde(default = "index_entries")]
-    pub index_entries: usize,
+    #[serde(default = "known_keys")]
+    pub known_keys: usize,
     /// Seconds to connect.
     #[serde(default = "connect_timeout_s")]
     pub connect_timeout_s: f64,
@@ -98,8 +98,8 @@ fn in_flight_bytes() -> u64 {
 fn listing_interval_s() -> f64 {
     30.0
 }
-fn index_entries() -> usize {
-    1 << 20
+fn known_keys() -> usize {
+    1_000_000
 }
 fn connect_timeout_s() -> f64 {
     1.0
@@ -183,7 +183,7 @@ impl ObjectSettings {
         for (field, value, most) in [
             ("connections", self.connections, 1024),
             ("threads", self.threads, 64),
-            ("index_entries", self.index_entries, 1 << 30),
+            ("known_keys", self.known_keys, 1 << 30),
         ] {
             if !(1..=most).contains(&value) {
                 return Err(format!("{field} = {value} is not between 1 and {most}"));
@@ -199,7 +199,8 @@ impl ObjectSettings {
     pub(super) fn open(&self) -> Result<Opened, TierError> {
         self.check().map_err(TierError::Setting)?;
         let url = self.parsed().map_err(TierError::Setting)?;
-        let refused = |error: object_store::Error| TierError::Setting(format!("{}: {error}", self.url));
+        let refused =
+            |error: object_store::Error| TierError::Setting(format!("{}: {error}", self.url));
         let (scheme, prefix) = ObjectStoreScheme::parse(&url)
             .map_err(|error| TierError::Setting(format!("url = {:?}: {error}", self.url)))?;
         let (client, retry) = (self.client(), no_retries());
@@ -342,8 +343,9 @@ mod tests {
             assert!(error.contains(part), "{fields}: {error}");
             assert!(!error.contains("hunter2") && !error.contains("271828"), "{error}");
         }
-        let secret = parse(json!({"url": url, "access_key_id": "a", "secret_access_key": "hunter2"}))
-            .expect("fields");
+        let secret =
+            parse(json!({"url": url, "access_key_id": "a", "secret_access_key": "hunter2"}))
+                .expect("fields");
         assert!(!format!("{secret:?}").contains("hunter2"));
     }
 }

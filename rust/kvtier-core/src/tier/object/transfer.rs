@@ -17,9 +17,7 @@ use super::cause::{Cause, is_missing, is_past_the_end, is_unsupported};
 use crate::checksum::Checksum;
 use crate::log_limit::limited;
 use crate::sync::atomic::Ordering;
-use crate::tier::network::{
-    BadCopy, Counted, ENVELOPE_BYTES, Envelope, NetworkError, Retries,
-};
+use crate::tier::network::{BadCopy, Counted, ENVELOPE_BYTES, Envelope, NetworkError, Retries};
 use crate::tier::{Failure, LoadJob, StoreJob, TierError};
 
 /// What is left to remove a bad copy in, or the parts of a store that failed.
@@ -43,9 +41,9 @@ pub(super) async fn load_chunk(shared: &Shared, job: &LoadJob, index: usize, dea
         }
     };
     let delivered = match shared.before(deadline, "GET", work).await {
-        Ok(stored) => job.deliver(index, stored, start.elapsed()).map_err(|_| {
-            TierError::BadCopy { key: key.into(), bad: BadCopy::Checksum }
-        }),
+        Ok(stored) => job
+            .deliver(index, stored, start.elapsed())
+            .map_err(|_| TierError::BadCopy { key: key.into(), bad: BadCopy::Checksum }),
         Err(error) => {
             job.fail(index, Failure::from(&error), start.elapsed());
             Err(error)
@@ -265,11 +263,8 @@ async fn put(shared: &Shared, job: &StoreJob, index: usize) -> Result<(), Cause>
     let (layout, key) = (&shared.layout, job.key(index));
     let path = layout.path(key);
     let envelope = Envelope { checksum: job.checksum(index), parts: 1, writer: 0 };
-    let header = Bytes::copy_from_slice(&envelope.encode(
-        layout.namespace,
-        key,
-        layout.chunk_bytes,
-    ));
+    let header =
+        Bytes::copy_from_slice(&envelope.encode(layout.namespace, key, layout.chunk_bytes));
     let slot = |range| Bytes::from_owner(SlotBytes { job: job.clone(), index, range });
     let failed = |error: Error| Cause::of(&error, &shared.node, "PUT");
     if layout.object_bytes() > shared.part_bytes {
@@ -282,9 +277,8 @@ async fn put(shared: &Shared, job: &StoreJob, index: usize) -> Result<(), Cause>
         let parts = std::iter::once([header, slot(0..first)].into_iter().collect()).chain(others);
         return put_parts(shared, &path, parts).await;
     }
-    let payload = || -> PutPayload {
-        [header.clone(), slot(0..layout.chunk_bytes)].into_iter().collect()
-    };
+    let payload =
+        || -> PutPayload { [header.clone(), slot(0..layout.chunk_bytes)].into_iter().collect() };
     // A bad copy is written over, not spared.
     if shared.conditional_put.load(Ordering::Relaxed) && !shared.inventory.is_hidden(key) {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
