@@ -73,6 +73,13 @@ def _network_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _object_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--directory", metavar="DIR", help="for the server's objects")
+    parser.add_argument(
+        "--size", type=parse_size, default="128MiB", metavar="SIZE", help="of one round"
+    )
+
+
 QUESTIONS = {
     "index": Question("the index from Python, beside vLLM's", _index_flags, rounds=7),
     "manager": Question("a request with two tiers, beside vLLM's", _manager_flags, rounds=7),
@@ -80,6 +87,7 @@ QUESTIONS = {
     "file": Question("the file tier, beside fio and vLLM's on the same directory", _file_flags),
     "scheduler": Question("vLLM's scheduler with our and its tiers", _scheduler_flags, rounds=5),
     "network": Question("the redis tier, beside a plain socket and redis-py", _network_flags),
+    "object": Question("the object tier, beside boto3 on the same S3 server", _object_flags),
 }
 
 
