@@ -13,6 +13,8 @@ FUZZ_SECONDS ?= 300
 FIRST ?= 0
 SEEDS ?= 100000
 CRASHES ?= 240
+# The oldest glibc that the released wheel runs with, as in its name.
+MANYLINUX ?= manylinux_2_17
 
 BIN := $(VENV)/bin
 WHEELS := target/wheels
@@ -98,8 +100,16 @@ lint-python: setup ## Run ruff, mypy --strict and stubtest against the extension
 	$(BIN)/python -m mypy.stubtest kvtier._kvtier --mypy-config-file pyproject.toml \
 		--allowlist tests/stubtest-allowlist.txt --ignore-unused-allowlist
 
+# Checks alerts and metrics; where it can not be had, those tests are skipped and say so.
+.PHONY: promtool
+promtool:
+	@command -v promtool >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && apt-get -qq update && \
+			DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends prometheus; } \
+		>/dev/null 2>&1 || echo "no promtool: install the package prometheus" >&2
+
 .PHONY: test-python
-test-python: setup ## Run pytest on the installed wheel (PYTEST_ARGS=...)
+test-python: setup promtool ## Run pytest on the installed wheel (PYTEST_ARGS=...)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # On a machine with a GPU and an installed wheel: nothing is built, and .venv is not needed.
@@ -114,11 +124,10 @@ bench-gpu: ## Measure transfers and block tables on the GPU, with the installed 
 	$(PYTHON_WITH_WHEEL) benches/gpu.py --figures
 
 .PHONY: bench
-bench: setup ## Run the criterion benchmarks and the index from Python
+bench: setup ## Run the criterion benchmarks, and index and manager from Python (BENCH_ARGS=...)
 	cargo bench --locked --workspace
 	$(BIN)/python benches/index_table.py
-	$(BIN)/python benches/index_vs_vllm.py $(BENCH_ARGS)
-	$(BIN)/python benches/manager_vs_vllm.py $(BENCH_ARGS)
+	for question in index manager; do $(BIN)/kvtier bench $$question $(BENCH_ARGS); done
 
 # Sees the packages of .venv (torch is large) behind its own.
 $(VLLM_VENV)/.packages: benches/vllm-requirements.txt $(VENV)/.packages
@@ -146,9 +155,38 @@ test-vllm: setup $(VLLM_VENV)/.sources ## Run kvtier in vLLM's CPU engine, in a 
 
 .PHONY: bench-vllm
 bench-vllm: setup $(VLLM_VENV)/.packages ## Run index, manager and plug-in beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
-	$(VLLM_VENV)/bin/python benches/index_vs_vllm.py $(BENCH_ARGS)
-	$(VLLM_VENV)/bin/python benches/manager_vs_vllm.py $(BENCH_ARGS)
-	$(VLLM_VENV)/bin/python benches/scheduler_vs_vllm.py $(BENCH_ARGS)
+	for question in index manager scheduler; do \
+		$(VLLM_VENV)/bin/python -m kvtier bench $$question $(BENCH_ARGS); done
+
+.PHONY: performance
+performance: setup $(VLLM_VENV)/.packages ## Take the figures of docs/performance.md and write the page: half an hour of a quiet machine
+	@mkdir -p docs/performance
+	for question in index manager transfer file scheduler; do \
+		$(VLLM_VENV)/bin/python -m kvtier bench $$question --json > docs/performance/$$question.json; done
+	$(BIN)/python benches/performance_page.py
+
+.PHONY: docs
+docs: $(VENV)/.packages ## Build the site into target/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# Zig's linker makes the wheel run on systems that are older than this one.
+.PHONY: wheel
+wheel: $(VENV)/.packages ## Build the wheel and the source distribution into target/dist
+	@rm -rf target/dist
+	CARGO_TARGET_DIR=target/zig $(BIN)/maturin build --quiet --release --locked --sdist \
+		--zig --compatibility $(MANYLINUX) --out target/dist
+	$(BIN)/python -m auditwheel show target/dist/*.whl
+
+.PHONY: test-release
+test-release: wheel ## Install what `make wheel` built into an empty environment, and run the demo there
+	KVTIER_DIST=target/dist $(BIN)/python -m pytest tests/release
+
+.PHONY: audit
+audit: ## Check licences, sources and advisories of all crates (needs cargo-deny)
+	@cargo deny --version >/dev/null || { echo "cargo install --locked cargo-deny" >&2; exit 2; }
+	cargo deny --workspace check bans licenses sources
+	@cargo deny --workspace fetch db || { echo "advisories were NOT checked: their list can not be had" >&2; exit 0; }; \
+		cargo deny --workspace check --disable-fetch advisories
 
 .PHONY: bench-rivals
 bench-rivals: ## Run the LRU index beside other caches (downloads them)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 
+import kvtier._interpreter  # noqa: F401 - refuses what kvtier does not run on
 from kvtier import errors
 from kvtier._kvtier import (
     HIT,

@@ -35,10 +35,13 @@ __all__ = [
     "TierJob",
     "TierPort",
     "Trace",
+    "TraceFile",
     "__version__",
     "build_profile",
     "chunk_checksum",
     "inspect_store",
+    "read_stats_pages",
+    "stats_directory",
 ]
 
 Keys: TypeAlias = Sequence[bytes] | NDArray[np.uint8]
@@ -395,8 +398,7 @@ class SoloTier:
     def lookup_key(self, request: int, key: bytes) -> int:
         """HIT, MISS or RETRY, at once."""
     def submit_store(self, job: int, request: int, keys: Keys, slots: Sequence[int]) -> None:
-        """Takes chunks from their slots. Raises `TierError` for slots or a number that can not
-        be."""
+        """Takes chunks from their slots. Raises `TierError` for bad slots or a number in use."""
     def submit_load(self, job: int, request: int, keys: Keys, slots: Sequence[int]) -> None:
         """Brings chunks into their slots. Raises as `submit_store`."""
     def finished(self) -> list[tuple[int, list[int], int, float]]:
@@ -467,6 +469,43 @@ def inspect_store(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Changes nothing; somebody may have the store open. Raises `TierError` when there is no store,
     `StoreFormatError` for another version, `StoreDamagedError` when it does not say whose it is.
+    """
+
+@final
+class TraceFile:
+    """A writer of the trace that `KVTIER_TRACE` names; `docs/operations.md` says what is in it.
+
+    Spans are kept in memory, a bounded number, until `flush`. Other writers may have the same
+    file. In a process that `fork` made, calls do nothing.
+    """
+
+    @staticmethod
+    def open() -> TraceFile | None:
+        """`None` without the variable; also, with a warning, where the file can not be had."""
+    @property
+    def number(self) -> int:
+        """A number that no other open writer of this process has."""
+    def name_track(self, track: int, name: str) -> None: ...
+    def span(
+        self, track: int, name: str, began: float, seconds: float, *, job: int, bytes: int
+    ) -> None:
+        """Notes a transfer that took `seconds` from `began` on, on the clock of `time.monotonic`.
+
+        Spans of one track must nest. Raises `ValueError` for times before the clock began.
+        """
+    def flush(self) -> None:
+        """Writes what was noted."""
+
+def stats_directory() -> str | None:
+    """The directory of stats pages, as the environment has it; None if there are to be none."""
+
+def read_stats_pages(
+    directory: str | os.PathLike[str],
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The stats pages in `directory`, as `kvtier.pages.StatsPage` lists them, and why others could
+    not be read. Removes those of processes that are gone.
+
+    Raises `StatsPageError` when the directory can not be listed.
     """
 
 @final

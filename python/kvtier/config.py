@@ -104,6 +104,7 @@ class PrimaryStats(TypedDict):
     pinned: int
     detached: int  # slots that a late job, or the engine since a reset, still holds
     requests: int  # requests that loaded or stored and have not ended
+    steps: int  # steps that ended
     hits: int  # keys looked up and ready
     hits_pending: int  # keys looked up and on their way
     misses: int  # keys looked up and in no tier, or behind a prefix's first miss
@@ -142,6 +143,7 @@ class TierStats(TypedDict):
     store_seconds_per_mib: float
     under_pressure: bool
     faults: dict[str, int]  # how often it broke the contract, by kind
+    details: dict[str, int]  # what else the tier counts: for network tiers, docs/network.md
     loads: int
     load_bytes: int
     load_seconds: float

@@ -1,5 +1,6 @@
 """`kvtier bench`: the record of a figure, the report, exit codes. Nothing here judges a speed."""
 
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.bench import Figure, alternate, compared, transfer, untaken
+from kvtier.bench import Figure, alternate, compared, scheduler, transfer, untaken
 from kvtier.cli import main
 
 RECORD = {
@@ -112,3 +113,58 @@ def test_the_file_tier_is_measured_beside_what_is_installed(
         assert figures[f"file.{name}"]["value"] > 0
     assert {"file.reopen.500.checkpoint", "file.reopen.500.headers"} <= set(figures)
     assert list(tmp_path.iterdir()) == []
+
+
+VERBS = ("lookup", "array_lookup", "single_lookup", "load_cycle", "store_cycle")
+
+
+@pytest.mark.parametrize(
+    ("question", "flags", "names"),
+    [
+        (
+            "index",
+            ("--keys", "300", "--batches", "2"),
+            {f"index.{policy}.{verb}" for policy in ("lru", "arc") for verb in VERBS},
+        ),
+        ("manager", ("--keys", "64"), {f"manager.{n}" for n in ("request", "idle_step", "stats")}),
+    ],
+)
+def test_figures_are_taken_with_and_without_vllm(
+    question: str, flags: tuple[str, ...], names: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", question, "--rounds", "2", "--json", *flags]) == 0
+    figures = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)["figures"]}
+    assert all(figure["value"] > 0 for figure in figures.values())
+    assert all(figures[name]["reference"] is None for name in names)
+    beside = figures.keys() - names
+    assert all(name.endswith(".vllm") and figures[name]["ratio"] > 0 for name in beside)
+    assert bool(beside) == (importlib.util.find_spec("vllm") is not None)
+
+
+def test_figures_beside_vllm_say_that_it_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scheduler, "import_vllm", lambda _modules: None)
+    assert main(["bench", "scheduler", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert [figure["value"] for figure in json.loads(out)["figures"]] == [None] * 3
+    assert err.count("not taken: vllm is not installed") == 3
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("index", "--keys", "127", "--batches", "1"),
+        ("index", "--keys", "256", "--batches", "3"),
+        ("manager", "--keys", "3"),
+        ("scheduler", "--requests", "0"),
+        ("scheduler", "--tokens", "65"),
+    ],
+)
+def test_sizes_that_can_not_be_measured_are_refused(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *flags]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert flags[1] in err

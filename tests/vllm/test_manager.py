@@ -340,8 +340,9 @@ def stored_behind(manager: Any, keys: list[bytes]) -> None:
 
 def test_one_look_up_asks_a_tier_for_all_that_follows(manager: Callable[..., Any]) -> None:
     """A prefix behind host memory is one batch, one job, though vLLM asks key by key."""
-    one = manager(ours, 128, tier=True)
     keys = keys_of(40)
+    # Loads of a tier hold half of the slots at most (`load_share`).
+    one = manager(ours, 2 * len(keys), tier=True)
     stored_behind(one, keys)
     before = one.manager.stats()["tiers"]["memory"]
     context = begin(one, keys)

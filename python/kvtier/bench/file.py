@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from kvtier.bench.beside_vllm import NOT_INSTALLED
 from kvtier.bench.figures import Figure, alternate, compared, untaken
 from kvtier.bench.file_reopen import FACTS, fill_and_kill, reopen
-from kvtier.bench.file_rivals import Fio, VllmTier, vllm_tier
+from kvtier.bench.file_rivals import Fio, vllm_tier
 from kvtier.bench.file_store import FileStore, cpu_seconds, file_store
 
 __all__ = ["measure"]
@@ -69,14 +70,14 @@ def _beside_fio(place: Path, label: str, chunk: int, size: int, rounds: int) -> 
 
 
 def _beside_vllm(place: Path, label: str, chunk: int, size: int, rounds: int) -> Iterator[Figure]:
-    if not VllmTier.is_installed():
-        for verb in ("store", "load"):
-            yield untaken(f"file.{verb}.{label}.vllm", "GB/s", "vllm is not installed")
-        return
     with (
         file_store(place / "store", chunk, size) as ours,
         vllm_tier(place, chunk, size) as theirs,
     ):
+        if theirs is None:
+            for verb in ("store", "load"):
+                yield untaken(f"file.{verb}.{label}.vllm", "GB/s", NOT_INSTALLED)
+            return
         for verb, mine, vllm in (
             ("store", ours.store, theirs.store),
             ("load", ours.load, theirs.load),

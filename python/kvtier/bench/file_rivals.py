@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from kvtier.bench.beside_vllm import import_vllm
 from kvtier.errors import TierError
 
-__all__ = ["DEPTH", "Fio", "VllmTier"]
+__all__ = ["DEPTH", "Fio", "VllmTier", "vllm_tier"]
 
 # Transfers under way at once, everywhere.
 DEPTH = 32
-_VLLM = "vllm.v1.kv_offload.tiering.fs"
+_MODULES = {
+    "io": "vllm.v1.kv_offload.tiering.fs.io",
+    "pools": "vllm.v1.kv_offload.tiering.fs.thread_pool",
+}
 
 
 class Fio:
@@ -53,13 +57,11 @@ class Fio:
 class VllmTier:
     """The threads and the I/O of vLLM's file system tier, with its layout of files."""
 
-    def __init__(self, directory: Path, block: int, size: int) -> None:
-        io = importlib.import_module(f"{_VLLM}.io")
-        pools = importlib.import_module(f"{_VLLM}.thread_pool")
-        self._store_batch: Callable[..., Any] = io.batch_store_block
-        self._load_batch: Callable[..., Any] = io.batch_load_block
-        self._direct = bool(io.probe_o_direct(str(directory)))
-        self._pool = pools.DualQueueThreadPool(16, 16, thread_name_prefix="vllm")
+    def __init__(self, vllm: SimpleNamespace, directory: Path, block: int, size: int) -> None:
+        self._store_batch: Callable[..., Any] = vllm.io.batch_store_block
+        self._load_batch: Callable[..., Any] = vllm.io.batch_load_block
+        self._direct = bool(vllm.io.probe_o_direct(str(directory)))
+        self._pool = vllm.pools.DualQueueThreadPool(16, 16, thread_name_prefix="vllm")
         self._directory, self._block, self._count = directory, block, size // block
         rows = np.zeros((self._count + 1, block), np.uint8)
         # Aligned, as vLLM's own region is.
@@ -67,15 +69,6 @@ class VllmTier:
         aligned: Any = rows.reshape(-1)[skip : skip + self._count * block]
         self._view = memoryview(aligned)
         self._round = self._job = 0
-
-    @staticmethod
-    def is_installed() -> bool:
-        """Whether vLLM is there."""
-        try:
-            importlib.import_module(f"{_VLLM}.io")
-        except ImportError:
-            return False
-        return True
 
     def store(self) -> float:
         """Writes a file a chunk; returns the seconds. The last round's files are removed before."""
@@ -124,9 +117,13 @@ class VllmTier:
 
 
 @contextlib.contextmanager
-def vllm_tier(directory: Path, block: int, size: int) -> Iterator[VllmTier]:
-    """VLLM's tier, closed at the end."""
-    tier = VllmTier(directory, block, size)
+def vllm_tier(directory: Path, block: int, size: int) -> Iterator[VllmTier | None]:
+    """The tier of vLLM, closed at the end; None where vLLM is not installed."""
+    vllm = import_vllm(_MODULES)
+    if vllm is None:
+        yield None
+        return
+    tier = VllmTier(vllm, directory, block, size)
     try:
         yield tier
     finally:

@@ -32,7 +32,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of kvtier, its build, Python, numpy, and torch with its CUDA if it is loaded."""
+    """Of kvtier, its build, Python, numpy, torch with its CUDA, and vLLM; the last if loaded."""
     found = {
         "kvtier": __version__,
         "build": build_profile,
@@ -43,6 +43,9 @@ def versions() -> dict[str, str]:
     if torch is not None:
         found["torch"] = str(torch.__version__)
         found["cuda"] = str(torch.version.cuda)
+    vllm = sys.modules.get("vllm")
+    if vllm is not None:
+        found["vllm"] = str(vllm.__version__)
     return found
 
 

@@ -1,6 +1,6 @@
 """`kvtier bench QUESTION`: figures of this machine, each beside a reference and a target.
 
-A question is a module of `kvtier.bench` and an entry of `_QUESTIONS`: its summary and flags.
+A question is a module of `kvtier.bench` and an entry of `QUESTIONS`: its summary and flags.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvtier.cli.interrupts import heavy_import
 from kvtier.cli.sizes import parse_size
@@ -18,9 +18,33 @@ from kvtier.errors import ConfigError
 if TYPE_CHECKING:
     from kvtier.bench import Figure
 
-__all__ = ["add_parser", "run"]
+__all__ = ["QUESTIONS", "Question", "add_parser", "run"]
 
 EXIT_UNTAKEN = 1
+
+
+class Question(NamedTuple):
+    """A question's line of help, its flags, and how many rounds a figure has by default."""
+
+    summary: str
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    rounds: int = 15
+
+
+def _index_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--keys", type=int, default=100_000, metavar="N", help="in the index")
+    parser.add_argument(
+        "--batches", type=int, default=100, metavar="N", help="of 128 keys, in a round"
+    )
+
+
+def _manager_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--keys", type=int, default=8_192, metavar="N", help="of a request")
+
+
+def _scheduler_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--requests", type=int, default=64, metavar="N", help="at once")
+    parser.add_argument("--tokens", type=int, default=32_768, metavar="N", help="of a request")
 
 
 def _transfer_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +64,12 @@ def _file_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_QUESTIONS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "transfer": ("KV cache to slots and back, beside plain copies of the size", _transfer_flags),
-    "file": ("the file tier, beside fio and vLLM's on the same directory", _file_flags),
+QUESTIONS = {
+    "index": Question("the index from Python, beside vLLM's", _index_flags, rounds=7),
+    "manager": Question("a request with two tiers, beside vLLM's", _manager_flags, rounds=7),
+    "transfer": Question("KV cache to slots and back, beside plain copies", _transfer_flags),
+    "file": Question("the file tier, beside fio and vLLM's on the same directory", _file_flags),
+    "scheduler": Question("vLLM's scheduler with our and its tiers", _scheduler_flags, rounds=5),
 }
 
 
@@ -55,15 +82,17 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "turn by turn in one run. Exit code 1 says that a figure could not be taken.",
     )
     questions = parser.add_subparsers(dest="question", metavar="QUESTION", required=True)
-    for name, (summary, add_flags) in _QUESTIONS.items():
+    for name, asked in QUESTIONS.items():
         question = questions.add_parser(
             name,
-            help=summary,
-            description=f"{summary}.",
+            help=asked.summary,
+            description=f"{asked.summary}.",
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
-        add_flags(question)
-        question.add_argument("--rounds", type=int, default=15, metavar="N", help="of each figure")
+        asked.add_flags(question)
+        question.add_argument(
+            "--rounds", type=int, default=asked.rounds, metavar="N", help="of each figure"
+        )
         question.add_argument("--json", action="store_true", help="print one JSON object")
         question.set_defaults(run=run)
 

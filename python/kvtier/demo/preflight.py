@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtier.container import available_memory
 from kvtier.demo.options import DemoOptions, DemoSizes, default_threads
 from kvtier.demo.workload import Workload, make_workload
 from kvtier.errors import ConfigError
@@ -53,29 +54,12 @@ def _check_memory(options: DemoOptions, sizes: DemoSizes) -> None:
     needed = sizes.host_slots * options.chunk_bytes
     if options.device == "cpu":  # the "GPU" pool, and the one that turns are recomputed in
         needed += (sizes.gpu_blocks + sizes.session_blocks) * options.block_bytes
-    available = _available_memory()
+    available = available_memory()
     if available is not None and needed > available:
         raise ConfigError(
             f"the pools need {needed // _MIB} MiB of memory, but only {available // _MIB} MiB are "
             f"available: lower --host, --gpu-pool or --sessions"
         )
-
-
-def _available_memory() -> int | None:
-    """Bytes that this machine and this cgroup can still give; `None` if neither says."""
-    limits: list[int] = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                limits.append(int(line.split()[1]) * 1024)
-        group = Path("/sys/fs/cgroup")
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            used = int((group / "memory.current").read_text())
-            limits.append(int(limit) - used)
-    except (OSError, ValueError):
-        pass  # not Linux, or no cgroup: check what is known
-    return min(limits, default=None)
 
 
 def _check_directory(directory: Path, capacity: int) -> None:

@@ -4,6 +4,7 @@ use kvtier_core::copy::{CopyError, MoveError};
 use kvtier_core::index::{IndexError, UnknownPolicy};
 use kvtier_core::key::KeyError;
 use kvtier_core::manager::{ManagerError, SoloError};
+use kvtier_core::page::PageError;
 use kvtier_core::region::RegionError;
 use kvtier_core::tier::{TierConfigError, TierError};
 use pyo3::exceptions::PyTypeError;
@@ -96,6 +97,12 @@ impl PythonClass for SoloError {
             Self::Closed => "ClosedError",
             _ => "TierError",
         }
+    }
+}
+
+impl PythonClass for PageError {
+    fn class(&self) -> &'static str {
+        "StatsPageError"
     }
 }
 

@@ -13,12 +13,14 @@ mod evictor;
 mod fork;
 mod logging;
 mod manager;
+mod page;
 mod region;
 mod replay;
 mod solo;
 mod stats;
 mod store;
 mod tier;
+mod trace;
 
 #[pyo3::pymodule]
 mod _kvtier {
@@ -37,6 +39,8 @@ mod _kvtier {
     #[pymodule_export]
     use super::manager::{Manager, PreparedStore};
     #[pymodule_export]
+    use super::page::{read_stats_pages, stats_directory};
+    #[pymodule_export]
     use super::region::Region;
     #[pymodule_export]
     use super::replay::Trace;
@@ -46,6 +50,8 @@ mod _kvtier {
     use super::store::{StoreAudit, inspect_store};
     #[pymodule_export]
     use super::tier::{TierJob, TierPort, chunk_checksum};
+    #[pymodule_export]
+    use super::trace::TraceFile;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -120,7 +120,9 @@ impl Manager {
             })?;
         let clock = Clock::system();
         let options = ManagerOptions { key_bytes, policy, store_threshold, events, clock };
-        let inner = open_manager(py, region.get().shared().clone(), &options, tiers, namespace)?;
+        let mut inner =
+            open_manager(py, region.get().shared().clone(), &options, tiers, namespace)?;
+        py.detach(|| inner.show());
         Ok(Self { inner: ManuallyDrop::new(inner), region, key_bytes, home: Home::here() })
     }
 

@@ -21,13 +21,14 @@ from kvtier.integrations.vllm.identity import (
     seed_is_random,
     worker_facts,
 )
-from kvtier.integrations.vllm.layout import slot_layout
+from kvtier.integrations.vllm.layout import rank_layout, slot_layout
 from kvtier.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier.integrations.vllm.meeting import join_as_scheduler, join_as_worker
 from kvtier.integrations.vllm.metrics import metric_definitions
 from kvtier.integrations.vllm.settings import parse_settings
 from kvtier.integrations.vllm.vllm_tiers import with_vllm_tiers
 from kvtier.integrations.vllm.worker import KVTierOffloadingWorker
+from kvtier.torch.transfers import check_device
 
 __all__ = ["KVTierOffloadingSpec"]
 
@@ -63,7 +64,7 @@ class KVTierOffloadingSpec(OffloadingSpec):
         """Checks the settings; opens nothing. Raises `ConfigError`."""
         super().__init__(config)
         self._settings = parse_settings(config.extra_config)
-        self._layout = slot_layout(config, self._settings.host_bytes)
+        self._slots = slot_layout(config, self._settings.host_bytes)
         # Tells vLLM that only rank 0 stores.
         self.replicated_layout = config.replicated_layout
         self._manager: KVTierOffloadingManager | None = None
@@ -77,7 +78,7 @@ class KVTierOffloadingSpec(OffloadingSpec):
         """
         if self._manager is None:
             settings = self._settings
-            region, facts = join_as_scheduler(self.config.engine_id, self._layout)
+            region, facts = join_as_scheduler(self.config.engine_id, self._slots)
             if settings.tiers and seed_is_random(facts):
                 _log.warning(
                     "%s has a random seed in every process, so chunks in tiers are not found "
@@ -112,25 +113,31 @@ class KVTierOffloadingSpec(OffloadingSpec):
         return self._manager
 
     def _info(self, manager: kvtier.Manager) -> tuple[str | int, ...]:
-        layout, settings = self._layout, self._settings
+        slots, settings = self._slots, self._settings
         return (
-            layout.slots,
-            layout.blocks_per_chunk,
-            layout.slots * layout.slot_bytes,
+            slots.slots,
+            slots.blocks_per_chunk,
+            slots.slots * slots.slot_bytes,
             kvtier.__version__,
             settings.policy,
             ",".join(manager.stats()["tiers"]),
         )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """The side of one rank. Raises `LayoutError` or `TransferError`; see the worker."""
+        """The side of one rank.
+
+        Raises `LayoutError` for a KV cache that does not fit vLLM's config, `TransferError` for
+        one on a device other than cpu and cuda, `ConfigError` when ranks differ.
+        """
         if self._worker is None:
-            device = kv_caches.tensors[0].tensor.device
+            layout = rank_layout(self.config, kv_caches)
+            # Before there is a region, which a refused engine would leave to be found.
+            check_device(layout.device)
             region = join_as_worker(
                 self.config.engine_id,
-                self._layout,
-                worker_facts(device),
+                self._slots,
+                worker_facts(layout.device),
                 self._settings.prefault_threads,
             )
-            self._worker = KVTierOffloadingWorker(self.config, self._layout, region, kv_caches)
+            self._worker = KVTierOffloadingWorker(region, layout, self._slots.blocks_per_chunk)
         return self._worker

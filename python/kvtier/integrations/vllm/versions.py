@@ -9,10 +9,11 @@ from __future__ import annotations
 import vllm
 
 from kvtier.errors import ConfigError
+from kvtier.integrations import VLLM_RELEASES
 
 __all__ = ["ANNOUNCES_RESET_FLUSHED", "SUPPORTED", "running_version"]
 
-SUPPORTED = ("0.32", "0.33")
+SUPPORTED = VLLM_RELEASES
 
 
 def running_version(version: str = vllm.__version__) -> str:

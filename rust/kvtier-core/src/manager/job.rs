@@ -125,6 +125,9 @@ impl Manager {
                 moved.bytes += result.bytes;
                 moved.seconds += result.busy.as_secs_f64();
                 inner.judge(&job, &result);
+                if let Some(spans) = &self.spans {
+                    spans.job_ended((job.tier, job.direction), result.job, &result);
+                }
                 match job.direction {
                     Direction::Store => self.apply_store(inner, &job, &result),
                     Direction::Load => inner.apply_load(&job, &result),

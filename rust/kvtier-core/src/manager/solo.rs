@@ -19,7 +19,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::breaker::Breaker;
 use super::doubts::Doubts;
 use super::figures::{Direction, Event, EventKind, Events};
 use super::tier::Tier;
@@ -31,6 +30,7 @@ use crate::key::{KeyBatch, KeyError};
 use crate::region::Region;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::tier::breaker::Breaker;
 use crate::tier::{
     Chunks, Failure, JobId, JobParts, JobResult, LoadJob, Locality, Medium, News, Outcome,
     Presence, Results, StoreJob, Usage,

@@ -132,7 +132,7 @@ impl TierConfig {
         };
         let limits: Map<String, Value> =
             TierLimits::FIELDS.iter().filter_map(|&name| fields.remove_entry(name)).collect();
-        let limits = TierLimits::parse(limits)?;
+        let limits = TierLimits::parse(limits, &TierLimits::default())?;
         let is_foreign = kind.as_ref().is_some_and(|kind| foreign.contains(kind));
         if let Some(kind) = kind.as_deref().filter(|kind| !Place::TYPES.contains(kind))
             && !is_foreign

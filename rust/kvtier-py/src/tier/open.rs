@@ -12,6 +12,7 @@ use super::shared::{Shared, Wants};
 use super::{PyTier, TierPort};
 use crate::convert::named;
 use crate::error::{OrRaise, raise};
+use crate::region;
 
 /// One entry of `tiers`, as `kvtier.tiers.registry` resolved it.
 #[derive(FromPyObject)]
@@ -38,7 +39,7 @@ pub(crate) fn open_manager(
     tiers: Option<&Bound<'_, PyAny>>,
     namespace: &str,
 ) -> PyResult<manager::Manager> {
-    let place = Place { chunk_bytes: region.slot_bytes(), key_bytes: options.key_bytes, namespace };
+    let place = Place { region: Arc::clone(&region), key_bytes: options.key_bytes, namespace };
     open(py, tiers, &place, |configs, open_one| {
         manager::Manager::open(region, options, configs, open_one)
     })
@@ -48,12 +49,12 @@ pub(crate) fn open_manager(
 pub(crate) fn open_solo(
     py: Python<'_>,
     tier: &Bound<'_, PyAny>,
-    region: &Region,
+    region: &Arc<Region>,
     key_bytes: usize,
     namespace: &str,
     make: impl FnOnce(TierSlot) -> manager::SoloTier + Send,
 ) -> PyResult<manager::SoloTier> {
-    let place = Place { chunk_bytes: region.slot_bytes(), key_bytes, namespace };
+    let place = Place { region: Arc::clone(region), key_bytes, namespace };
     let tiers = PyList::new(py, [tier])?;
     open(py, Some(tiers.as_any()), &place, |configs, open_one| {
         // One was given, and every one given is in the list.
@@ -102,7 +103,7 @@ fn open<T: Send>(
                     refused
                 })
             };
-            config.open(place.chunk_bytes, place.key_bytes, place.namespace, foreign)
+            config.open(place.region.slot_bytes(), place.key_bytes, place.namespace, foreign)
         })
     });
     match raised {
@@ -113,7 +114,7 @@ fn open<T: Send>(
 
 /// What a tier is made for.
 struct Place<'a> {
-    chunk_bytes: usize,
+    region: Arc<Region>,
     key_bytes: usize,
     namespace: &'a str,
 }
@@ -144,9 +145,10 @@ fn start(
             port,
             class,
             &config.name,
-            place.chunk_bytes,
+            place.region.slot_bytes(),
             place.key_bytes,
             place.namespace,
+            region::Region::view(py, &place.region)?,
             &tier.settings,
         ),
     )?;
