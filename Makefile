@@ -150,7 +150,7 @@ $(VLLM_VENV)/.sources: tests/vllm/unpack_sources.py $(VLLM_VENV)/.packages
 .PHONY: test-vllm
 test-vllm: setup $(VLLM_VENV)/.sources ## Run kvtier in vLLM's CPU engine, in a .venv of its own (PYTEST_ARGS=...)
 	PYTHONPATH=$(VLLM_VENV)/0.33 $(VLLM_VENV)/bin/python -m pytest tests/vllm \
-		--ignore tests/vllm/test_engine.py --ignore tests/vllm/test_examples.py
+		--ignore-glob "tests/vllm/test_engine*.py" --ignore tests/vllm/test_examples.py
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
 .PHONY: bench-vllm
