@@ -100,8 +100,16 @@ lint-python: setup ## Run ruff, mypy --strict and stubtest against the extension
 	$(BIN)/python -m mypy.stubtest kvtier._kvtier --mypy-config-file pyproject.toml \
 		--allowlist tests/stubtest-allowlist.txt --ignore-unused-allowlist
 
+# Checks alerts and metrics; where it can not be had, those tests are skipped and say so.
+.PHONY: promtool
+promtool:
+	@command -v promtool >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && apt-get -qq update && \
+			DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends prometheus; } \
+		>/dev/null 2>&1 || echo "no promtool: install the package prometheus" >&2
+
 .PHONY: test-python
-test-python: setup ## Run pytest on the installed wheel (PYTEST_ARGS=...)
+test-python: setup promtool ## Run pytest on the installed wheel (PYTEST_ARGS=...)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # On a machine with a GPU and an installed wheel: nothing is built, and .venv is not needed.

@@ -23,19 +23,25 @@ __all__ = [
     "POLICIES",
     "RETRY",
     "TIER_TYPES",
+    "Evictor",
     "HostCopier",
     "LogLines",
     "Manager",
     "Moves",
     "PreparedStore",
     "Region",
+    "SoloTier",
     "StoreAudit",
     "TierJob",
     "TierPort",
     "Trace",
+    "TraceFile",
     "__version__",
     "build_profile",
+    "chunk_checksum",
     "inspect_store",
+    "read_stats_pages",
+    "stats_directory",
 ]
 
 Keys: TypeAlias = Sequence[bytes] | NDArray[np.uint8]
@@ -138,6 +144,9 @@ class Manager:
     def region(self) -> Region: ...
     @property
     def key_bytes(self) -> int: ...
+    @property
+    def revision(self) -> int:
+        """Another number whenever `stats` may give other figures; much cheaper to ask for."""
     def begin_request(
         self,
         request: int,
@@ -161,6 +170,9 @@ class Manager:
         """
     def lookup_key(self, request: int, key: bytes) -> int:
         """As `lookup` for one key: the fastest way to ask for just one."""
+    def promoted_from(self, key: bytes) -> str | None:
+        """The name of the tier that a resident chunk was, or is being, promoted from; None for
+        one that the engine stored, or that is not resident."""
     def lookup_prefix(self, request: int, keys: Keys) -> NDArray[np.uint8]:
         """As `lookup`, but stops before the first MISS; the answer may be shorter than `keys`.
 
@@ -346,9 +358,85 @@ class TierJob:
         """Of a store, the checksum of each chunk, 64 bits, to be kept with it and given back when
         it is loaded. Empty for a load."""
     @property
+    def slots(self) -> list[int]:
+        """The slot of each chunk, for a tier that has the region and addresses it by slots. It
+        keeps the job until nothing of it touches them any more."""
+    @property
     def cancelled(self) -> bool:
         """Whether nobody waits for the job any more: what is left of it may be skipped. It must be
         reported, or dropped, all the same."""
+
+def chunk_checksum(key: bytes, chunk: Buffer) -> int:
+    """The checksum of a chunk, as a store job has it. Nobody writes the chunk meanwhile."""
+
+@final
+class SoloTier:
+    """One tier over the memory of a manager that is not kvtier's.
+
+    `memory` is writable, of shape `(slots, slot bytes)` in whole pages, and kept until the tier
+    was shut down and the last job has let go of it. `tier` is a dict as for `Manager`. What
+    contains a tier that fails is as in `Manager`, but for loads that are late: their slots are the
+    tier's until it lets go, and till then it is asked for nothing.
+
+    A job is any number that no job under way has. Whoever submits one leaves its slots alone until
+    `finished` gave its end: those of a store are not written, those of a load not touched.
+    """
+
+    def __new__(
+        cls,
+        memory: Buffer,
+        tier: Mapping[str, Any],
+        *,
+        key_bytes: int,
+        namespace: str = "",
+        events: bool = False,
+    ) -> SoloTier: ...
+    @property
+    def medium(self) -> str: ...
+    @property
+    def locality(self) -> str: ...
+    def lookup_key(self, request: int, key: bytes) -> int:
+        """HIT, MISS or RETRY, at once."""
+    def submit_store(self, job: int, request: int, keys: Keys, slots: Sequence[int]) -> None:
+        """Takes chunks from their slots. Raises `TierError` for bad slots or a number in use."""
+    def submit_load(self, job: int, request: int, keys: Keys, slots: Sequence[int]) -> None:
+        """Brings chunks into their slots. Raises as `submit_store`."""
+    def finished(self) -> list[tuple[int, list[int], int, float]]:
+        """`(job, positions of chunks that were not moved, bytes, seconds)` of each job that ended
+        since the last call; to be called once a step."""
+    def touch(self, keys: Keys) -> None: ...
+    def finish_request(self, request: int) -> None: ...
+    def wait(self, timeout: float) -> bool:
+        """Waits until no job is under way; False when `timeout` seconds were not enough."""
+    def take_events(self) -> list[tuple[str, list[bytes]]]:
+        """`("stored" | "removed", keys)` since the last call, if made with `events=True`."""
+    def shutdown(self) -> None:
+        """Closes the tier. Raises `TierError` when jobs did not come back: as long as they run,
+        they may touch the memory, and it is kept."""
+
+@final
+class Evictor:
+    """A policy for a manager that is not kvtier's: it keeps the slots, this says who goes.
+
+    `requester` is a number of the request, 0 for none. A key that was inserted, or is held, is
+    not evicted until it is let go. Raises `KeyStateError`, `UnknownKeyError`, `KeyNotReadyError`
+    or `DuplicateKeyError` for a call out of turn.
+    """
+
+    def __new__(cls, capacity: int, key_bytes: int, policy: str) -> Evictor: ...
+    @property
+    def key_bytes(self) -> int: ...
+    def insert(self, requester: int, key: bytes) -> None: ...
+    def remove(self, key: bytes) -> None: ...
+    def let_go(self, key: bytes) -> None: ...
+    def hold(self, key: bytes) -> None: ...
+    def touch(self, requester: int, keys: Keys) -> None:
+        """Keys were used, the first one most recently; some may be unknown."""
+    def finish(self, requester: int) -> None:
+        """The request has ended."""
+    def evict(self, count: int, spared: Keys) -> list[bytes] | None:
+        """Evicts `count` keys but none of `spared`; None, and nothing, when not as many may go."""
+    def validate(self) -> None: ...
 
 @final
 class TierPort:
@@ -381,6 +469,43 @@ def inspect_store(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Changes nothing; somebody may have the store open. Raises `TierError` when there is no store,
     `StoreFormatError` for another version, `StoreDamagedError` when it does not say whose it is.
+    """
+
+@final
+class TraceFile:
+    """A writer of the trace that `KVTIER_TRACE` names; `docs/operations.md` says what is in it.
+
+    Spans are kept in memory, a bounded number, until `flush`. Other writers may have the same
+    file. In a process that `fork` made, calls do nothing.
+    """
+
+    @staticmethod
+    def open() -> TraceFile | None:
+        """`None` without the variable; also, with a warning, where the file can not be had."""
+    @property
+    def number(self) -> int:
+        """A number that no other open writer of this process has."""
+    def name_track(self, track: int, name: str) -> None: ...
+    def span(
+        self, track: int, name: str, began: float, seconds: float, *, job: int, bytes: int
+    ) -> None:
+        """Notes a transfer that took `seconds` from `began` on, on the clock of `time.monotonic`.
+
+        Spans of one track must nest. Raises `ValueError` for times before the clock began.
+        """
+    def flush(self) -> None:
+        """Writes what was noted."""
+
+def stats_directory() -> str | None:
+    """The directory of stats pages, as the environment has it; None if there are to be none."""
+
+def read_stats_pages(
+    directory: str | os.PathLike[str],
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The stats pages in `directory`, as `kvtier.pages.StatsPage` lists them, and why others could
+    not be read. Removes those of processes that are gone.
+
+    Raises `StatsPageError` when the directory can not be listed.
     """
 
 @final

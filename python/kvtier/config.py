@@ -4,19 +4,34 @@ Tiers are plain dicts, checked before anything is opened:
 
 | field | tiers | meaning | default |
 |---|---|---|---|
-| `type` | all | `"memory"`, `"file"`, or a registered tier's (`docs/tiers.md`) | required |
+| `type` | all | `"memory"`, `"file"`, `"redis"`, or a registered one (`docs/tiers.md`) | required |
 | `name` | all | name in figures and events | the type |
 | `capacity_bytes` | memory, file | bytes the tier may take | required |
 | `path` | file | directory, made if absent, owned by one process at a time | required |
-| `threads` | memory, file | worker threads, 1 to 64; with io_uring a file tier has one | 2 |
+| `threads` | memory, file, redis | worker threads, 1 to 64; with io_uring a file tier has one | 2 |
 | `policy` | file | which chunks go first, as `Manager(policy=...)` | `"lru"` |
 | `io` | file | `"auto"`, `"uring"`, `"threads"` or `"mmap"`, see below | `"auto"` |
 | `direct` | file | past the page cache: `"auto"`, `True` or `False` | `"auto"` |
 | `flush_interval_s` | file | seconds of stores that a power loss may lose | 5 |
 | `min_free_bytes` | file | free bytes of the device that it leaves alone when it grows | 0 |
+| `url` | redis | `redis://user:password@host:port/database`; `rediss://` with TLS | or `nodes` |
+| `nodes` | redis | list of `host:port` to begin with; any of a cluster | or `url` |
+| `username`, `password` | redis | of an ACL user; a password alone: `requirepass` | of `url` |
+| `database` | redis | number, stand-alone servers only | that of `url`, or 0 |
+| `tls`, `tls_ca` | redis | speak TLS; PEM file of certificates to trust | `url`; the system's |
+| `prefix` | redis | first part of all keys on the server | `"kvtier"` |
+| `ttl_s` | redis | seconds after which the server drops a chunk | never |
+| `connections` | redis | a node for loads, as many for stores; look-ups have two more | 4 |
+| `part_bytes` | redis | chunks above this are split into several values | 4 MiB |
+| `max_in_flight_bytes` | redis | bytes of all transfers under way | 256 MiB |
+| `connect_timeout_s` | redis | seconds for a connection to be made | 1 |
+| `response_timeout_s` | redis | seconds without a byte after which a node counts as hanging | 1 |
+| `hedge_after_s` | redis | seconds after which a read goes to a replica as well; 0: never | 0.05 |
+| `present_for_s`, `absent_for_s` | redis | seconds that a look-up's answer is remembered | 60, 1 |
+| `known_keys` | redis | keys that are remembered, 18 to 37 bytes each | 1,000,000 |
 | `load_deadline_s` | all | seconds after which a load is a miss | 5 |
 | `store_deadline_s` | all | seconds after which a store is given up | 30 |
-| `lookup_deadline_s` | all | seconds a request is told RETRY, then it is a miss | 1 |
+| `lookup_deadline_s` | all | seconds a request is told RETRY, then it is a miss | 1; redis 0.02 |
 | `load_share` | all | part of the primary tier's slots that its loads may hold | 0.5 |
 | `max_queued_bytes` | all | bytes of stores under way; more are shed | half the region |
 | `shed` | all | which stores are shed, `"newest"` or `"oldest"` | `"newest"` |
@@ -31,6 +46,9 @@ A file tier takes its space as it fills, never more than `capacity_bytes`; `docs
 says what is in it and what survives which crash. `io="auto"` is io_uring where the kernel allows
 it, else threads; `"mmap"` copies reads out of the page cache, for data that fits into it, and
 wants a disk that one trusts (an I/O error while reading ends the process).
+
+A redis tier connects when it is first used: servers that are down are misses. `docs/network.md`
+says which server settings matter, how it is sized, and what `details` counts.
 
 Under pressure a tier gets a store only when it has none under way. Loads are never shed. Loads
 and stores have a breaker each, since a full disk can still be read.
@@ -49,6 +67,7 @@ __all__ = [
     "Latency",
     "MemoryTierConfig",
     "PrimaryStats",
+    "RedisTierConfig",
     "TierLimits",
     "TierStats",
     "jsonable",
@@ -95,6 +114,31 @@ class FileTierConfig(TierLimits):
     min_free_bytes: NotRequired[int]
 
 
+class RedisTierConfig(TierLimits):
+    """Chunks in Redis or Valkey, one server or a cluster."""
+
+    type: Literal["redis"]
+    url: NotRequired[str]
+    nodes: NotRequired[list[str]]
+    username: NotRequired[str]
+    password: NotRequired[str]
+    database: NotRequired[int]
+    tls: NotRequired[bool]
+    tls_ca: NotRequired[str | os.PathLike[str]]
+    prefix: NotRequired[str]
+    ttl_s: NotRequired[int]
+    connections: NotRequired[int]
+    threads: NotRequired[int]
+    part_bytes: NotRequired[int]
+    max_in_flight_bytes: NotRequired[int]
+    connect_timeout_s: NotRequired[float]
+    response_timeout_s: NotRequired[float]
+    hedge_after_s: NotRequired[float]
+    present_for_s: NotRequired[float]
+    absent_for_s: NotRequired[float]
+    known_keys: NotRequired[int]
+
+
 class PrimaryStats(TypedDict):
     """The primary tier. Numbers of chunks, or of keys where it says so."""
 
@@ -104,6 +148,7 @@ class PrimaryStats(TypedDict):
     pinned: int
     detached: int  # slots that a late job, or the engine since a reset, still holds
     requests: int  # requests that loaded or stored and have not ended
+    steps: int  # steps that ended
     hits: int  # keys looked up and ready
     hits_pending: int  # keys looked up and on their way
     misses: int  # keys looked up and in no tier, or behind a prefix's first miss
@@ -142,6 +187,7 @@ class TierStats(TypedDict):
     store_seconds_per_mib: float
     under_pressure: bool
     faults: dict[str, int]  # how often it broke the contract, by kind
+    details: dict[str, int]  # what else the tier counts: for network tiers, docs/network.md
     loads: int
     load_bytes: int
     load_seconds: float

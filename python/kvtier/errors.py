@@ -23,6 +23,7 @@ __all__ = [
     "PoolExhaustedError",
     "RegionError",
     "SharingError",
+    "StatsPageError",
     "StoreDamagedError",
     "StoreFormatError",
     "StoreIdentityError",
@@ -104,6 +105,10 @@ class StoreDamagedError(TierError):
 
 class StoreReadOnlyError(TierError):
     """The store's directory can not be written."""
+
+
+class StatsPageError(KvTierError, OSError):
+    """Stats pages that can not be read: no such directory, or none that may be listed."""
 
 
 class LayoutError(KvTierError, ValueError):

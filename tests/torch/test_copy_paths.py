@@ -102,7 +102,7 @@ def test_a_path_moves_what_the_copier_moves(
     chunks = -(-(first + len(ids)) // per_chunk) if ids else 0
     slots = data.draw(st.permutations(range(SLOTS)))[:chunks]
     path = MAKE[name]()
-    layout = chunk_layout(ours.canonical, parallel)[group]
+    layout = chunk_layout(ours.canonical, parallel).groups[group]
     table = GroupTable(ours.canonical.tensors, layout, per_chunk)
     regions = [Region(SLOTS, ours.page_bytes * per_chunk) for _ in range(2)]
     rows, reference = map(region_tensor, regions)

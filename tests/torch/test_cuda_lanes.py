@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from kvtier.torch import (
 )
 from kvtier.torch.copy_paths import PiecewiseCopy
 from kvtier.torch.cuda_driver import Driver
-from kvtier.torch.cuda_lanes import CudaLanes
+from kvtier.torch.cuda_lanes import CudaCopy, CudaLanes
 from kvtier.torch.path_choice import Measured
 from kvtier.torch.pinned_region import PinnedRegion
 
@@ -128,6 +129,23 @@ def test_structures_have_the_size_that_the_driver_reads() -> None:
 
     assert ctypes.sizeof(cuda_driver._Attributes) == 24
     assert cuda_driver._Attributes.flags.offset == 20
+
+
+def test_a_copy_that_the_device_broke_off_has_ended_and_tells() -> None:
+    """Whoever polls for it must get to ask for its error."""
+
+    class Broken:
+        def query(self) -> bool:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        synchronize = query
+
+    broken: Any = Broken()
+    copy = CudaCopy(broken, broken, torch.device("cuda"))
+    assert copy.done()
+    assert "illegal memory access" in str(copy.error)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        copy.wait()
 
 
 SPECS = {

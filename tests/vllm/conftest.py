@@ -41,9 +41,9 @@ def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:
     return [[rng.randrange(VOCABULARY) for _ in range(length)] for length in lengths]
 
 
-def one_by_one(*prompts: list[int], **act: Any) -> list[dict[str, Any]]:
+def one_by_one(label: str, *prompts: list[int], **act: Any) -> list[dict[str, Any]]:
     """Acts that serve prompts one after the other, so that each evicts those before it."""
-    return [{"act": "generate", "prompts": [prompt], **act} for prompt in prompts]
+    return [{"act": "generate", "label": label, "prompts": [prompt], **act} for prompt in prompts]
 
 
 def spec(**fields: Any) -> dict[str, Any]:
@@ -54,23 +54,27 @@ def spec(**fields: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an engine gave."""
+    """What an engine gave: of each act, with its label, and its metrics at the end."""
 
-    results: list[Any]
+    acts: list[tuple[str | None, Any]]
     metrics: dict[str, float]
 
-    @property
-    def cached(self) -> list[int]:
-        """Tokens that each request of `one_by_one` did not compute."""
-        return [result[0]["cached"] for result in self.results if isinstance(result, list)]
+    def of(self, label: str) -> list[Any]:
+        """What the acts of this label gave."""
+        found = [result for name, result in self.acts if name == label]
+        assert found, label
+        return found
 
-    @property
-    def texts(self) -> list[Any]:
-        """Tokens and log-probabilities of each of these."""
+    def cached(self, label: str) -> list[int]:
+        """Tokens that each request did not compute."""
+        return [request["cached"] for requests in self.of(label) for request in requests]
+
+    def answers(self, label: str) -> list[Any]:
+        """Tokens and log-probabilities of each request."""
         return [
-            [(request["tokens"], request["logprobs"]) for request in result]
-            for result in self.results
-            if isinstance(result, list)
+            (request["tokens"], request["logprobs"])
+            for requests in self.of(label)
+            for request in requests
         ]
 
 
@@ -94,6 +98,7 @@ def run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         *,
         model: str = "full",
         processes: bool = False,
+        events: str | None = None,
         **engine: Any,
     ) -> Outcome:
         directory = tmp_path_factory.mktemp("engine")
@@ -109,7 +114,7 @@ def run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
             **({} if processes else {"distributed_executor_backend": "uni"}),
             **engine,
         }
-        scenario = {"engine": settings, "connector": connector, "acts": acts}
+        scenario = {"engine": settings, "connector": connector, "events": events, "acts": acts}
         (directory / "in").write_text(json.dumps(scenario))
         environment = {
             **os.environ,
@@ -125,15 +130,6 @@ def run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         return Outcome(**json.loads((directory / "out").read_text()))
 
     return run
-
-
-@pytest.fixture(scope="session")
-def computed(run: Run) -> Callable[[list[list[int]]], list[Any]]:
-    """What the full-attention model answers without a connector; one engine for all tests."""
-    known = prompts(500, 520, 540, 513)
-    outcome = run(one_by_one(*known), None, enable_prefix_caching=False)
-    answers = {json.dumps(prompt): text for prompt, text in zip(known, outcome.texts, strict=True)}
-    return lambda asked: [answers[json.dumps(prompt)] for prompt in asked]
 
 
 @pytest.fixture(autouse=True)

@@ -1,13 +1,19 @@
 """Runs one scenario in a real engine, in a process of its own: `python engine_run.py IN OUT`.
 
-IN is JSON: `engine` (arguments of `vllm.LLM`), `connector` (its extra config, or null) and `acts`,
-done one after the other. OUT gets JSON: what each act gave, and the engine's metrics at the end.
+IN is JSON: `engine` (arguments of `vllm.LLM`), `connector` (its extra config, or null), `events`
+(where to publish KV events, or null) and `acts`, done one after the other. OUT gets JSON: what each
+act gave, by its `label`, and the engine's metrics at the end.
 
-Acts, by their `act`: `generate` serves `prompts` together; `reset` forgets the prefix cache and
-what is behind it; `stored` waits until `chunks` chunks are in files below `path`; `damage` flips a
-byte in the middle of each of these files; `abort` adds requests for `prompts`, makes `steps`
-steps, and aborts them all; `settle` waits `seconds` for tiers without an event to wait for, those
-that hang.
+| `act` | what it does |
+|---|---|
+| `generate` | serves `prompts` together, with `salts` if given |
+| `reset` | forgets the prefix cache and what is behind it |
+| `stored` | waits until `chunks` chunks are in the file tier in `path` |
+| `damage` | flips a bit in every page of that tier's segments |
+| `abort` | adds requests for `prompts`, makes `steps` steps, and aborts them all |
+| `until` | serves `prompt` again and again until the metric `figure` is at least 1 |
+| `metrics` | gives the metrics as they are |
+| `events` | gives all KV events, as `[stored or removed, medium, owner, block hashes]` |
 """
 
 from __future__ import annotations
@@ -19,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 PAGE = 4096
-STORED_SECONDS = 60
+PATIENCE_SECONDS = 120
 POLL = 0.01
 
 
 def main() -> None:
     from vllm import LLM
-    from vllm.config import KVTransferConfig
+    from vllm.config import KVEventsConfig, KVTransferConfig
 
     source, target = map(Path, sys.argv[1:3])
     scenario = json.loads(source.read_text())
@@ -36,9 +42,16 @@ def main() -> None:
             kv_role="kv_both",
             kv_connector_extra_config=scenario["connector"],
         )
+    if scenario["events"] is not None:
+        engine["kv_events_config"] = KVEventsConfig(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint=scenario["events"],
+            replay_endpoint=scenario["events"] + "-replay",
+        )
     llm = LLM(**engine)
-    results = [ACTS[act["act"]](llm, act) for act in scenario["acts"]]
-    target.write_text(json.dumps({"results": results, "metrics": metrics()}))
+    acts = [[act.get("label"), ACTS[act["act"]](llm, act)] for act in scenario["acts"]]
+    target.write_text(json.dumps({"acts": acts, "metrics": metrics()}))
 
 
 def generate(llm: Any, act: dict[str, Any]) -> list[dict[str, Any]]:
@@ -70,27 +83,26 @@ def reset(llm: Any, _: dict[str, Any]) -> bool:
     return bool(llm.reset_prefix_cache(reset_connector=True))
 
 
-def chunk_files(directory: str) -> list[Path]:
-    files = [path for path in Path(directory).rglob("*") if path.is_file()]
-    return [path for path in files if path.stat().st_size > PAGE]
-
-
 def stored(_: Any, act: dict[str, Any]) -> None:
-    """Waits for chunks on their way to the disk: they need no step of the engine."""
-    end = time.monotonic() + STORED_SECONDS
-    while len(chunk_files(act["path"])) < act["chunks"]:
+    """Chunks on their way to the disk need no step of the engine."""
+    from kvtier._kvtier import inspect_store
+
+    end = time.monotonic() + PATIENCE_SECONDS
+    while (found := inspect_store(act["path"])["chunks"]) < act["chunks"]:
         if time.monotonic() > end:
-            raise TimeoutError(f"{len(chunk_files(act['path']))} chunks of {act['chunks']}")
+            raise TimeoutError(f"{found} chunks of {act['chunks']}")
         time.sleep(POLL)
 
 
 def damage(_: Any, act: dict[str, Any]) -> int:
-    files = chunk_files(act["path"])
-    for path in files:
+    """Flips a bit in every page of every segment."""
+    pages = 0
+    for path in Path(act["path"]).glob("segment-*"):
         content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 0xFF
+        content[::PAGE] = bytes(byte ^ 1 for byte in content[::PAGE])
         path.write_bytes(content)
-    return len(files)
+        pages += len(content) // PAGE
+    return pages
 
 
 def abort(llm: Any, act: dict[str, Any]) -> int:
@@ -112,8 +124,36 @@ def abort(llm: Any, act: dict[str, Any]) -> int:
     return len(names)
 
 
-def settle(_: Any, act: dict[str, Any]) -> None:
-    time.sleep(act["seconds"])
+def until(llm: Any, act: dict[str, Any]) -> int:
+    """Metrics move with the steps of the engine; returns how many requests it took."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    requests = 0
+    while not metrics().get(act["figure"]):
+        if time.monotonic() > end:
+            raise TimeoutError(f"{act['figure']} stays where it is")
+        generate(llm, {"prompts": [act["prompt"]]})
+        requests += 1
+    return requests
+
+
+def events(_: Any, act: dict[str, Any]) -> list[list[Any]]:
+    """Those that were published before; the publisher keeps them for whoever asks."""
+    import msgspec
+    import zmq
+    from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch
+
+    decoder = msgspec.msgpack.Decoder(KVEventBatch)
+    found: list[list[Any]] = []
+    with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
+        asking.connect(act["replay"])
+        asking.send_multipart((b"", bytes(8)))
+        while payload := asking.recv_multipart()[-1]:
+            for event in decoder.decode(payload).events:
+                if isinstance(event, (BlockStored, BlockRemoved)):
+                    kind = "stored" if isinstance(event, BlockStored) else "removed"
+                    hashes = [str(one) for one in event.block_hashes]
+                    found.append([kind, event.medium, event.ownership, hashes])
+    return found
 
 
 def metrics() -> dict[str, float]:
@@ -134,7 +174,9 @@ ACTS = {
     "stored": stored,
     "damage": damage,
     "abort": abort,
-    "settle": settle,
+    "until": until,
+    "metrics": lambda llm, act: metrics(),  # noqa: ARG005
+    "events": events,
 }
 
 if __name__ == "__main__":

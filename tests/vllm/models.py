@@ -66,6 +66,29 @@ def recurrent() -> Any:
     return Qwen3NextForCausalLM(config)
 
 
+def latent() -> Any:
+    """One group: multi-head latent attention, of the one size that vLLM's CPU kernel has."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    config = DeepseekV3Config(
+        **_SIZES,
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        q_lora_rank=None,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=64,
+        v_head_dim=64,
+        first_k_dense_replace=2,
+        n_routed_experts=2,
+        n_group=1,
+        topk_group=1,
+        num_experts_per_tok=1,
+        moe_intermediate_size=64,
+    )
+    return DeepseekV3ForCausalLM(config)
+
+
 def tokenizer() -> Any:
     """A token a byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -78,7 +101,7 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=inner)
 
 
-MODELS = {"full": full, "window": window, "recurrent": recurrent}
+MODELS = {"full": full, "window": window, "recurrent": recurrent, "latent": latent}
 
 
 def main() -> None:

@@ -3,21 +3,26 @@
 Each engine has room for little more than one prompt, so every prompt evicts the one before it, and
 what a later round finds, it finds in kvtier's tiers. Tokens and log-probabilities are compared:
 on the CPU a prefix that was loaded and one that was computed give the same bits.
+
+An engine takes long to start, so one serves several scenarios where it can: `host`, `disk` and
+`restarted` are runs that more than one test looks at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.vllm.conftest import BLOCK, Run, one_by_one, prompts, spec
+from tests.vllm.conftest import BLOCK, Outcome, Run, one_by_one, prompts, spec
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 PROMPTS = prompts(500, 520, 540, 513)
-Computed = Callable[[list[list[int]]], list[Any]]
+SALTED, OTHER = prompts(500, 530, seed=3)
+CROWD = prompts(200, 210, 220, 230, 190, 180, seed=2)
+LONG = {"max_tokens": 96}
 
 
 def file_tier(path: Path) -> dict[str, Any]:
@@ -26,51 +31,169 @@ def file_tier(path: Path) -> dict[str, Any]:
     return {"type": "file", "path": str(path), "capacity_bytes": 1 << 26, **limits}
 
 
-def full_chunks(tokens: int, blocks_per_chunk: int) -> int:
+def full_chunks(tokens: int, blocks_per_chunk: int = 1) -> int:
     """Tokens in whole chunks; the last token of a prompt is always computed."""
     return (tokens - 1) // (BLOCK * blocks_per_chunk) * BLOCK * blocks_per_chunk
 
 
-@pytest.mark.parametrize(("blocks_per_chunk", "processes"), [(1, True), (2, False), (4, False)])
-def test_prefixes_return_from_host(
-    run: Run, computed: Computed, blocks_per_chunk: int, processes: bool
-) -> None:
-    """Evicted from the GPU, they come back; after a reset they do not, and then do again."""
+RETURNED = [full_chunks(len(prompt)) for prompt in PROMPTS]
+CHUNKS = sum(RETURNED) // BLOCK
+
+
+@pytest.fixture(scope="module")
+def computed(run: Run) -> list[Any]:
+    """What the full-attention model answers to `PROMPTS` without a connector."""
+    outcome = run(one_by_one("all", *PROMPTS), None, enable_prefix_caching=False)
+    return outcome.answers("all")
+
+
+@pytest.fixture(scope="module")
+def host(run: Run) -> Outcome:
+    """Host memory alone, with room for everything; in processes, as `vllm serve` has them."""
     acts = [
-        *one_by_one(*PROMPTS, *PROMPTS),
-        {"act": "reset"},
-        *one_by_one(*PROMPTS, *PROMPTS),
+        *one_by_one("first", *PROMPTS),
+        *one_by_one("again", *PROMPTS),
+        {"act": "metrics", "label": "metrics"},
+        {"act": "reset", "label": "reset"},
+        *one_by_one("first after reset", *PROMPTS),
+        *one_by_one("again after reset", *PROMPTS),
+        *one_by_one("salt a", SALTED, salts=["a"]),
+        *one_by_one("other", OTHER),
+        *one_by_one("salt b", SALTED, salts=["b"]),
+        *one_by_one("other", OTHER),
+        *one_by_one("salt a again", SALTED, salts=["a"]),
+        *one_by_one("other", OTHER),
+        *one_by_one("no salt", SALTED),
     ]
-    outcome = run(acts, spec(blocks_per_chunk=blocks_per_chunk), processes=processes)
-    assert outcome.texts == computed(PROMPTS) * 4
-    returned = [full_chunks(len(prompt), blocks_per_chunk) for prompt in PROMPTS]
-    assert outcome.cached == ([0] * len(PROMPTS) + returned) * 2
-    chunks = sum(returned) // (BLOCK * blocks_per_chunk)
-    assert outcome.metrics["kvtier:loaded_chunks_total"] == 2 * chunks
-    assert outcome.metrics["vllm:kv_offload_load_bytes_total"] > 0
+    return run(acts, spec(), processes=True)
 
 
-def test_prefixes_return_from_disk_also_after_a_restart(
-    run: Run, computed: Computed, tmp_path: Path
+def test_prefixes_return_from_host(host: Outcome, computed: list[Any]) -> None:
+    assert host.answers("first") == host.answers("again") == computed
+    assert host.cached("first") == [0] * len(PROMPTS)
+    assert host.cached("again") == RETURNED
+    [metrics] = host.of("metrics")
+    assert metrics["kvtier:loaded_chunks_total"] == CHUNKS
+    assert metrics["vllm:kv_offload_load_bytes_total"] > 0
+
+
+def test_a_reset_forgets_and_what_comes_after_it_returns(
+    host: Outcome, computed: list[Any]
 ) -> None:
-    """Host memory holds one prompt. The next engine finds them all; damaged ones are computed."""
-    connector = spec(cpu_bytes_to_use=1 << 20, secondary_tiers=[file_tier(tmp_path)])
-    returned = [full_chunks(len(prompt), 1) for prompt in PROMPTS]
-    stored = {"act": "stored", "path": str(tmp_path), "chunks": sum(returned) // BLOCK}
-    first = run([*one_by_one(*PROMPTS), stored, *one_by_one(*PROMPTS)], connector)
-    assert first.texts == computed(PROMPTS) * 2
-    assert first.cached == [0] * len(PROMPTS) + returned
-    assert first.metrics["vllm:kv_offload_tiering_read_bytes_total{1:file}"] > 0
+    assert host.of("reset") == [True]
+    assert host.answers("first after reset") == host.answers("again after reset") == computed
+    assert host.cached("first after reset") == [0] * len(PROMPTS)
+    assert host.cached("again after reset") == RETURNED
 
-    damaged = [*one_by_one(*PROMPTS), {"act": "damage", "path": str(tmp_path)}]
-    acts = [*damaged, *one_by_one(*PROMPTS), stored, *one_by_one(*PROMPTS)]
-    second = run(acts, connector, processes=True)
-    assert second.texts == computed(PROMPTS) * 3
-    assert second.cached[:4] == returned
-    assert second.results[4] > 0
-    assert second.metrics["kvtier:tier_corrupt_chunks_total{1:file}"] > 0
-    # What was damaged is stored anew.
-    assert second.cached[8:] == returned
+
+def test_salts_share_nothing(host: Outcome) -> None:
+    """One prompt under two salts and none: each finds its own, and no other's."""
+    assert host.cached("salt a") == host.cached("salt b") == host.cached("no salt") == [0]
+    assert host.cached("salt a again") == [full_chunks(len(SALTED))]
+    assert host.cached("other") == [0, *[full_chunks(len(OTHER))] * 2]
+    assert host.answers("salt a") == host.answers("salt b") == host.answers("no salt")
+    assert host.answers("salt a again") == host.answers("salt a")
+
+
+@pytest.mark.parametrize("blocks_per_chunk", [2, 4])
+def test_chunks_of_several_blocks_return_from_host(
+    run: Run, computed: list[Any], blocks_per_chunk: int
+) -> None:
+    acts = [*one_by_one("first", *PROMPTS), *one_by_one("again", *PROMPTS)]
+    outcome = run(acts, spec(blocks_per_chunk=blocks_per_chunk))
+    assert outcome.answers("first") == outcome.answers("again") == computed
+    assert outcome.cached("first") == [0] * len(PROMPTS)
+    returned = [full_chunks(len(prompt), blocks_per_chunk) for prompt in PROMPTS]
+    assert outcome.cached("again") == returned
+    chunks = sum(returned) // (BLOCK * blocks_per_chunk)
+    assert outcome.metrics["kvtier:loaded_chunks_total"] == chunks
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the file tier that `disk` fills and `restarted` finds."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def disk(run: Run, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Host memory for two prompts, and a disk. Requests come, go away while their chunks come, and
+    preempt each other."""
+    endpoint = f"ipc://{tmp_path_factory.mktemp('events') / 'kv'}"
+    acts = [
+        *one_by_one("first", *PROMPTS),
+        {"act": "stored", "path": str(store), "chunks": CHUNKS},
+        *one_by_one("again", *PROMPTS),
+        {"act": "metrics", "label": "metrics"},
+        *({"act": "abort", "prompts": PROMPTS, "steps": steps} for steps in (1, 2, 3, 5)),
+        {"act": "generate", "label": "crowd", "prompts": CROWD, "params": LONG},
+        *one_by_one("at last", *PROMPTS),
+        {"act": "events", "label": "events", "replay": f"{endpoint}-replay"},
+    ]
+    connector = spec(cpu_bytes_to_use=1 << 20, secondary_tiers=[file_tier(store)])
+    return run(acts, connector, events=endpoint)
+
+
+def test_prefixes_return_from_disk(disk: Outcome, computed: list[Any]) -> None:
+    assert disk.answers("first") == disk.answers("again") == computed
+    assert disk.cached("first") == [0] * len(PROMPTS)
+    assert disk.cached("again") == RETURNED
+    [metrics] = disk.of("metrics")
+    assert metrics["vllm:kv_offload_tiering_read_bytes_total{1:file}"] > 0
+
+
+def test_preemption_and_aborts_under_load(disk: Outcome, computed: list[Any]) -> None:
+    """Requests that do not fit together, and requests that are gone while their chunks come."""
+    assert disk.metrics["vllm:num_preemptions_total"] > 0
+    [crowd] = disk.of("crowd")
+    assert [request["reason"] for request in crowd] == ["length"] * len(CROWD)
+    assert disk.answers("at last") == computed
+    assert disk.cached("at last") == RETURNED
+
+
+def test_events_say_what_each_tier_got_and_lost(disk: Outcome) -> None:
+    """Through vLLM's publisher: every chunk of the first round reached host memory and the disk."""
+    [events] = disk.of("events")
+    blocks: Counter[tuple[str, str, str | None]] = Counter()
+    for kind, medium, owner, hashes in events:
+        blocks[kind, medium, owner] += len(hashes)
+    assert blocks["stored", "CPU", None] >= CHUNKS
+    assert blocks["stored", "STORAGE", "file"] >= CHUNKS
+    # Host memory holds 32 chunks, the disk all of them.
+    gone = blocks["removed", "CPU", None]
+    assert blocks["stored", "CPU", None] - gone <= 32
+    assert blocks["removed", "STORAGE", "file"] == 0
+
+
+@pytest.fixture(scope="module")
+def restarted(run: Run, store: Path, disk: Outcome) -> Outcome:
+    """Another engine on that disk; then all of it is damaged while it serves."""
+    assert disk.metrics
+    acts = [
+        *one_by_one("found", *PROMPTS),
+        {"act": "damage", "label": "damage", "path": str(store)},
+        *one_by_one("damaged", *PROMPTS),
+        {"act": "stored", "path": str(store), "chunks": CHUNKS},
+        *one_by_one("again", *PROMPTS),
+    ]
+    connector = spec(cpu_bytes_to_use=1 << 20, secondary_tiers=[file_tier(store)])
+    return run(acts, connector, processes=True)
+
+
+def test_a_restarted_engine_finds_what_the_last_one_stored(
+    restarted: Outcome, computed: list[Any]
+) -> None:
+    assert restarted.answers("found") == computed
+    assert restarted.cached("found") == RETURNED
+
+
+def test_damaged_chunks_are_computed_and_stored_anew(
+    restarted: Outcome, computed: list[Any]
+) -> None:
+    assert restarted.of("damage") > [0]
+    assert restarted.answers("damaged") == restarted.answers("again") == computed
+    assert restarted.metrics["kvtier:tier_corrupt_chunks_total{1:file}"] > 0
+    assert restarted.cached("again") == RETURNED
 
 
 @pytest.mark.parametrize(
@@ -80,9 +203,10 @@ def test_prefixes_return_from_disk_also_after_a_restart(
         ({"hang": 1.0}, "kvtier:tier_jobs_overdue_total{1:bad}"),
         ({"corrupt": 1.0}, "kvtier:tier_corrupt_chunks_total{1:bad}"),
     ],
+    ids=["full", "hung", "corrupt"],
 )
 def test_a_bad_disk_costs_hits_and_nothing_else(
-    run: Run, computed: Computed, tmp_path: Path, faults: dict[str, float], figure: str
+    run: Run, computed: list[Any], tmp_path: Path, faults: dict[str, float], figure: str
 ) -> None:
     """The engine goes on, its answers are the same, and the figures tell."""
     bad = {
@@ -94,9 +218,15 @@ def test_a_bad_disk_costs_hits_and_nothing_else(
         "store_deadline_s": 0.2,
     }
     connector = spec(cpu_bytes_to_use=1 << 20, secondary_tiers=[bad], shutdown_drain_s=0)
-    acts = [*one_by_one(*PROMPTS), {"act": "settle", "seconds": 0.5}, *one_by_one(*PROMPTS)]
+    acts = [
+        *one_by_one("first", *PROMPTS),
+        *one_by_one("again", *PROMPTS),
+        {"act": "until", "figure": figure, "prompt": PROMPTS[0]},
+        *one_by_one("at last", *PROMPTS),
+    ]
     outcome = run(acts, connector)
-    assert outcome.texts == computed(PROMPTS) * 2
+    for label in ("first", "again", "at last"):
+        assert outcome.answers(label) == computed
     assert outcome.metrics[figure] > 0
 
 
@@ -123,46 +253,41 @@ def test_other_layouts_return_from_disk(
     engine: dict[str, Any],
     chunks: int,
 ) -> None:
-    """The second and third round load what the first one computed, as so many chunks."""
+    """The second round loads what the first one computed, as so many chunks."""
     settings = spec(cpu_bytes_to_use=700_000, secondary_tiers=[file_tier(tmp_path)], **connector)
     stored = {"act": "stored", "path": str(tmp_path), "chunks": chunks}
-    acts = [*one_by_one(*PROMPTS), stored, *one_by_one(*PROMPTS, *PROMPTS)]
+    acts = [*one_by_one("first", *PROMPTS), stored, *one_by_one("again", *PROMPTS)]
     outcome = run(acts, settings, model=model, **engine)
-    assert outcome.cached[:4] == [0] * 4
-    assert all(cached >= 384 for cached in outcome.cached[4:])
-    assert outcome.texts[4:] == outcome.texts[:4] * 2
+    assert outcome.cached("first") == [0] * len(PROMPTS)
+    assert min(outcome.cached("again")) >= 384
+    assert outcome.answers("again") == outcome.answers("first")
     assert outcome.metrics["kvtier:loaded_chunks_total"] > 0
     assert outcome.metrics["vllm:kv_offload_tiering_read_bytes_total{1:file}"] > 0
 
 
-def test_salts_share_nothing(run: Run, tmp_path: Path) -> None:
-    """One prompt under two salts: each finds its own, neither the other's."""
-    connector = spec(secondary_tiers=[file_tier(tmp_path)])
-    mine, other = PROMPTS[:2]
-    acts = [
-        *one_by_one(mine, salts=["a"]),
-        *one_by_one(other),
-        *one_by_one(mine, salts=["b"]),
-        *one_by_one(other),
-        *one_by_one(mine, salts=["a"]),
-        *one_by_one(mine),
-    ]
-    outcome = run(acts, connector)
-    assert [cached > 0 for cached in outcome.cached] == [False, False, False, True, True, False]
+def test_a_replicated_latent_cache_returns_from_disk(run: Run, tmp_path: Path) -> None:
+    """Two ranks with the same bytes (MLA): one of them stores, both load.
 
-
-def test_preemption_and_aborts_under_load(run: Run, computed: Computed, tmp_path: Path) -> None:
-    """Requests that do not fit together, and requests that are gone while their chunks come."""
-    connector = spec(cpu_bytes_to_use=1 << 20, secondary_tiers=[file_tier(tmp_path)])
-    crowd = prompts(200, 210, 220, 230, 190, 180, seed=2)
-    long = {"max_tokens": 96}
-    acts = [
-        *one_by_one(*PROMPTS),
-        *({"act": "abort", "prompts": PROMPTS, "steps": steps} for steps in (1, 2, 3, 5)),
-        {"act": "generate", "prompts": crowd, "params": long},
-        *one_by_one(*PROMPTS),
-    ]
-    outcome = run(acts, connector)
-    assert outcome.metrics["vllm:num_preemptions_total"] > 0
-    assert outcome.texts[:4] + outcome.texts[5:] == computed(PROMPTS) * 2
-    assert all(request["reason"] == "length" for request in outcome.results[8])
+    vLLM's CPU kernels compute no prompt behind a loaded prefix, so all but the last token return,
+    and that one is decoded. In the first round it is part of the prompt, whose kernel rounds in
+    another order: the answers are equal, the log-probabilities nearly so.
+    """
+    latent = prompts(481, 465, 497, seed=4)
+    settings = spec(cpu_bytes_to_use=1 << 23, secondary_tiers=[file_tier(tmp_path)])
+    acts = [*one_by_one("first", *latent), *one_by_one("again", *latent)]
+    outcome = run(
+        acts,
+        settings,
+        model="latent",
+        dtype="float32",
+        block_size=16,
+        num_gpu_blocks_override=40,
+        tensor_parallel_size=2,
+        processes=True,
+    )
+    assert outcome.cached("again") == [len(prompt) - 1 for prompt in latent]
+    pairs = zip(outcome.answers("first"), outcome.answers("again"), strict=True)
+    for (tokens, logprobs), (tokens_again, logprobs_again) in pairs:
+        assert tokens == tokens_again
+        for step, step_again in zip(logprobs, logprobs_again, strict=True):
+            assert dict(map(tuple, step_again)) == pytest.approx(dict(map(tuple, step)), abs=1e-3)

@@ -19,6 +19,8 @@ from tests.vllm.conftest import quiet_imports
 
 with quiet_imports():
     import vllm
+    from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
+    from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
     from kvtier.integrations.vllm.metrics import metric_definitions
     from kvtier.integrations.vllm.settings import Settings, parse_settings
@@ -32,15 +34,28 @@ SMALL = {"enforce_eager": True, "block_size": 32, "max_model_len": 1024}
 
 
 def test_the_configurations_of_the_guide_are_valid() -> None:
-    """Host memory alone, and a disk behind it; as whole objects for `--kv-transfer-config`."""
+    """As whole objects for `--kv-transfer-config`."""
     configurations = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", GUIDE, re.S)]
-    assert len(configurations) == 2
     tiers = []
     for configuration in configurations:
         assert configuration["kv_connector"] == "OffloadingConnector"
-        settings = parse_settings(configuration["kv_connector_extra_config"])
-        tiers.append([tier["type"] for tier in settings.tiers])
-    assert tiers == [[], ["file"]]
+        fields = configuration["kv_connector_extra_config"]
+        if fields["spec_name"] == "TieringOffloadingSpec":
+            module = fields["cache_policy_module_path"]
+            policy = CachePolicyFactory.get_cache_policy_cls(fields["eviction_policy"], module)
+            [tier] = fields["secondary_tiers"]
+            found = SecondaryTierFactory.get_tier_class(tier)
+            tiers.append([f"{found.__name__} {tier['tier']['type']}", policy.policy])
+        else:
+            settings = parse_settings(fields)
+            tiers.append([tier["type"] for tier in settings.tiers])
+    assert tiers == [
+        [],
+        ["file"],
+        ["file", "redis"],
+        ["vllm"],
+        ["KVTierSecondaryTier file", "gittins"],
+    ]
 
 
 def test_the_guide_names_every_setting_and_only_metrics_that_there_are() -> None:
@@ -50,7 +65,7 @@ def test_the_guide_names_every_setting_and_only_metrics_that_there_are() -> None
         assert f"`{extra.get(field, field)}`" in GUIDE
     named = set(re.findall(r"`((?:kvtier|vllm):[a-z_]+)`", GUIDE))
     assert named
-    declared = metric_definitions(2).keys()
+    declared = metric_definitions().keys()
     assert {name for name in named if name not in declared} <= {
         "vllm:kv_offload_load_bytes",
         "vllm:kv_offload_store_bytes",

@@ -15,6 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 import pytest
+from tests.vllm.calls import SLOT, STEP, begin, flush, keys_of, scan
 from tests.vllm.conftest import quiet_imports
 
 import kvtier
@@ -24,7 +25,6 @@ with quiet_imports():
         LookupResult,
         Medium,
         ReqContext,
-        ScheduleEndContext,
         TierFilter,
         TierMatcher,
         make_offload_key,
@@ -38,9 +38,6 @@ with quiet_imports():
 
     from kvtier.integrations.vllm.manager import KVTierOffloadingManager
     from kvtier.integrations.vllm.versions import ANNOUNCES_RESET_FLUSHED
-
-SLOT = 4096
-STEP = ScheduleEndContext((), ())
 
 
 class NoRegion:
@@ -150,7 +147,7 @@ class Scheduler:
         """What vLLM's scan of a prefix makes of each manager's answers: the hits, or None when
         the request has to wait."""
         return [
-            prefix(manager, request.keys, context)
+            scan(manager, request.keys, context)
             for manager, context in zip(self.managers, request.contexts, strict=True)
         ]
 
@@ -192,25 +189,6 @@ def events_of(manager: Any) -> Counter[tuple[bool, bytes]]:
         if event.ownership is None and not getattr(event, "metadata_only", False)
         for key in event.keys
     )
-
-
-def flush(*managers: Any) -> None:
-    """No transfer from before a reset runs any more, and vLLM says so as far as it does."""
-    for manager in managers:
-        for _ in range(2):
-            manager.on_schedule_end(STEP)
-        if ANNOUNCES_RESET_FLUSHED:
-            manager.on_reset_flushed()
-
-
-def prefix(manager: Any, keys: list[bytes], context: ReqContext) -> list[LookupResult] | None:
-    answers = []
-    for key in keys:
-        answer = manager.lookup(key, context)
-        if answer is LookupResult.MISS:
-            break
-        answers.append(answer)
-    return answers if set(answers) <= {LookupResult.HIT} else None
 
 
 def assert_same_events(scheduler: Scheduler, seen: list[Counter[tuple[bool, bytes]]]) -> None:
@@ -349,21 +327,6 @@ def test_the_contract_holds_without_room(
     assert evicted > 50
 
 
-def keys_of(count: int, prefix: int = 0) -> list[bytes]:
-    return [
-        make_offload_key(bytes([prefix]) * 28 + position.to_bytes(4, "big"), 0)
-        for position in range(count)
-    ]
-
-
-def begin(manager: Any, keys: list[bytes], **options: Any) -> ReqContext:
-    context = ReqContext("request", **options)
-    for position, key in enumerate(keys):
-        context.set_offload_key_position(key, position + 1)
-    manager.on_new_request(context)
-    return context
-
-
 def stored_behind(manager: Any, keys: list[bytes]) -> None:
     """Has the keys in the tier only."""
     context = begin(manager, keys)
@@ -377,8 +340,9 @@ def stored_behind(manager: Any, keys: list[bytes]) -> None:
 
 def test_one_look_up_asks_a_tier_for_all_that_follows(manager: Callable[..., Any]) -> None:
     """A prefix behind host memory is one batch, one job, though vLLM asks key by key."""
-    one = manager(ours, 64, tier=True)
     keys = keys_of(40)
+    # Loads of a tier hold half of the slots at most (`load_share`).
+    one = manager(ours, 2 * len(keys), tier=True)
     stored_behind(one, keys)
     before = one.manager.stats()["tiers"]["memory"]
     context = begin(one, keys)
@@ -441,28 +405,6 @@ def test_slots_of_a_reset_stay_taken_until_the_workers_flushed(
     prepared = one.prepare_store(others, context)
     assert prepared is not None
     assert prepared.keys_to_store == others
-
-
-def test_metrics_are_declared_and_counters_are_differences(manager: Callable[..., Any]) -> None:
-    """What is taken is among what is declared, with as many labels, and adds up."""
-    from kvtier.integrations.vllm.metrics import metric_definitions
-
-    one = manager(ours, 64, tier=True)
-    declared = metric_definitions(1)
-    total = 0
-    for prefix in range(3):
-        keys = keys_of(5, prefix)
-        context = begin(one, keys)
-        one.prepare_store(keys, context)
-        one.complete_store(set(keys), context)
-        one.on_request_finished(context)
-        one.on_schedule_end(STEP)
-        data = one.get_stats().data["data"]
-        for name, values in data.items():
-            assert all(len(labels) == len(declared[name].labelnames) for labels in values)
-        total += data["kvtier:stored_chunks"][()]
-    assert total == 15
-    assert "kvtier:stored_chunks" not in one.get_stats().data["data"]
 
 
 def test_events_name_medium_and_owner(manager: Callable[..., Any]) -> None:

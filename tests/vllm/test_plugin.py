@@ -11,12 +11,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.vllm.conftest import quiet_imports
 
 import kvtier
-from kvtier.errors import ConfigError
+from kvtier.errors import ConfigError, TransferError
 
 with quiet_imports():
+    from vllm.v1.kv_offload.base import (
+        CanonicalKVCacheRef,
+        CanonicalKVCaches,
+        CanonicalKVCacheTensor,
+    )
+
+    from kvtier.integrations.vllm import KVTierOffloadingSpec
     from kvtier.integrations.vllm.identity import namespace_of
     from kvtier.integrations.vllm.layout import SlotLayout
     from kvtier.integrations.vllm.meeting import (
@@ -27,7 +35,7 @@ with quiet_imports():
     from kvtier.integrations.vllm.settings import parse_settings
     from kvtier.integrations.vllm.versions import SUPPORTED, running_version
 
-LAYOUT = SlotLayout(slots=4, slot_bytes=4096, rank_bytes=4096, blocks_per_chunk=1)
+LAYOUT = SlotLayout(slots=4, slot_bytes=4096, blocks_per_chunk=1)
 FACTS = {"hash": "sha256", "revision": None, "batches_in_flight": 1}
 
 
@@ -194,3 +202,22 @@ def test_stores_of_another_model_are_refused(tmp_path: Path) -> None:
     other = namespace_of(config(), FACTS | {"revision": "v2"}, "")
     with pytest.raises(kvtier.errors.StoreIdentityError, match="v2"):
         kvtier.Manager(region, [tier], namespace=other)
+
+
+def test_another_device_is_refused_before_there_is_a_region(engine_id: str) -> None:
+    config: Any = SimpleNamespace(
+        engine_id=engine_id,
+        extra_config={"cpu_bytes_to_use": 4096},
+        enable_kv_cache_events=False,
+        groups=(),
+        worker_kv_bytes_per_block=8,
+        cache=SimpleNamespace(blocks_per_chunk=1, tokens_per_hash=16),
+        parallel=SimpleNamespace(rank=0, world_size=1),
+        replicated_layout=False,
+        canonical_layout=False,
+    )
+    rows = torch.zeros(4, 8, dtype=torch.int8, device="meta")
+    caches = CanonicalKVCaches([CanonicalKVCacheTensor(rows, 8)], [[CanonicalKVCacheRef(0, 8)]])
+    with pytest.raises(TransferError, match="KV caches on meta are not supported"):
+        KVTierOffloadingSpec(config).get_worker(caches)
+    assert not note_path(engine_id).exists()

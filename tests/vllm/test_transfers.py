@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,17 @@ from tests.vllm.conftest import quiet_imports
 
 import kvtier
 from kvtier.errors import ConfigError, LayoutError, TransferError
+from kvtier.torch.host_lanes import HostLanes
+from kvtier.torch.ordering import Lane
 
 with quiet_imports():
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+        OffloadingConnectorMetadata,
+        TransferJob,
+    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
+        OffloadingConnectorWorker,
+    )
     from vllm.v1.kv_offload.base import (
         CanonicalKVCacheRef,
         CanonicalKVCaches,
@@ -26,7 +36,7 @@ with quiet_imports():
     )
     from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-    from kvtier.integrations.vllm.layout import slot_layout
+    from kvtier.integrations.vllm.layout import rank_layout, slot_layout
     from kvtier.integrations.vllm.worker import KVTierOffloadingWorker
 
 BLOCKS = 12
@@ -46,7 +56,7 @@ def config(
     return SimpleNamespace(
         worker_kv_bytes_per_block=block_bytes,
         cache=SimpleNamespace(blocks_per_chunk=blocks_per_chunk),
-        parallel=SimpleNamespace(rank=rank, world_size=ranks),
+        parallel=SimpleNamespace(rank=rank, world_size=ranks, is_parallelism_agnostic=canonical),
         replicated_layout=replicated,
         canonical_layout=canonical,
     )
@@ -64,11 +74,7 @@ class Rank:
         mapping: CanonicalPageMapping | None = None,
         stride: int = 0,
     ) -> None:
-        self.layout = slot_layout(of, 1 << 20)
-        self.region = region or kvtier.Region(SLOTS, self.layout.slot_bytes)
-        layout = type(self.layout)(
-            SLOTS, self.layout.slot_bytes, self.layout.rank_bytes, self.layout.blocks_per_chunk
-        )
+        self.region = region or kvtier.Region(SLOTS, slot_layout(of, 1 << 20).slot_bytes)
         rng = np.random.default_rng(of.parallel.rank)
         self.tensors = []
         for _, padded in pages:
@@ -84,7 +90,8 @@ class Rank:
                 for group in groups
             ],
         )
-        self.worker = KVTierOffloadingWorker(of, layout, self.region, caches)
+        per_chunk = of.cache.blocks_per_chunk
+        self.worker = KVTierOffloadingWorker(self.region, rank_layout(of, caches), per_chunk)
         self.jobs = 0
 
     def move(self, blocks: list[list[int]], firsts: list[int], slots: list[int], verb: str) -> int:
@@ -157,8 +164,6 @@ def test_ranks_have_parts_of_a_slot_or_one_together(replicated: bool) -> None:
         ranks.append(Rank(of, region, [(8, 8)], [[0]]))
         region = ranks[0].region
     first, second = ranks
-    if replicated:
-        assert first.layout.rank_bytes == 16
     first.move([[0, 1]], [0], [3], "store")
     if not replicated:
         second.move([[0, 1]], [0], [3], "store")
@@ -218,7 +223,106 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="cpu_bytes_to_use is 4095, but one chunk"):
         slot_layout(config(8, 1), 4095)
     rank = Rank(config(8, 2), None, [(8, 8)], [[0]])
-    with pytest.raises(IndexError):
+    with pytest.raises(TransferError, match=r"block 99 .* does not exist"):
         rank.move([[0, 99]], [0], [0], "store")
     with pytest.raises(TransferError, match="1 slots are left over"):
         rank.move([[0, 1]], [0], [0, 1], "store")
+
+
+def test_layers_that_share_a_kv_cache_move_it_once() -> None:
+    rank = Rank(config(8, 1), None, [(8, 8)], [[0, 0]])
+    assert rank.move([[2, 5]], [0], [1, 0], "store") == 16
+    rank.move([[0, 1]], [0], [1, 0], "load")
+    assert torch.equal(rank.tensors[0][0:2], rank.tensors[0][[2, 5]])
+
+
+def test_a_shared_store_gets_no_bytes_that_depend_on_the_ranks() -> None:
+    """vLLM promised portable bytes for the namespace, but a layer's mapping does not have them."""
+    own = CanonicalPageMapping(8, 8, (CopyRun(0, 0, 8, 1, 8, 8),), 1, 0, False)
+    with pytest.raises(LayoutError, match="can not certify this KV cache"):
+        Rank(config(8, 1, canonical=True), None, [(8, 8)], [[0]], own)
+
+
+def test_an_expedited_load_does_not_queue_behind_others() -> None:
+    """Somebody waits for it within the step."""
+    rank = Rank(config(8, 1), None, [(8, 8)], [[0]])
+    rank.move([[0, 1]], [0], [0, 1], "store")
+    lanes = rank.worker._transfers.lanes
+    assert isinstance(lanes, HostLanes)
+    gate = threading.Event()
+    lanes._workers[Lane.LOAD].submit(gate.wait)
+    worker = rank.worker
+    worker.submit_load(10, CPULoadStoreSpec([0]), GPULoadStoreSpec([4], [1], [0]))
+    worker.submit_load(11, CPULoadStoreSpec([1]), GPULoadStoreSpec([5], [1], [0]), expedited=True)
+    worker.wait({11})
+    assert [result.job_id for result in worker.get_finished()] == [11]
+    assert torch.equal(rank.tensors[0][5], rank.tensors[0][1])
+    gate.set()
+    worker.wait({10})
+    assert [result.job_id for result in worker.get_finished()] == [10]
+    assert torch.equal(rank.tensors[0][4], rank.tensors[0][0])
+
+
+@pytest.mark.parametrize("tells", ["wait", "get_finished"])
+def test_a_transfer_that_fails_says_why(tells: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM would only assert; nothing may pass it off as done."""
+    rank = Rank(config(8, 1), None, [(8, 8)], [[0]])
+
+    def broken(*_: Any) -> float:
+        raise RuntimeError("the bus is on fire")
+
+    monkeypatch.setattr(rank.worker._transfers.lanes, "_run", broken)
+    rank.worker.submit_store(7, GPULoadStoreSpec([0], [1], [0]), CPULoadStoreSpec([0]))
+    assert rank.worker._running[7].error is not None  # it has ended
+    with pytest.raises(TransferError, match=r"transfer 7 failed, .* the bus is on fire"):
+        rank.worker.wait({7}) if tells == "wait" else rank.worker.get_finished()
+
+
+def in_vllm(rank: Rank) -> Any:
+    """vLLM's side of a worker, over ours."""
+    of = SimpleNamespace(canonical_layout=False, parallel=SimpleNamespace(rank=0))
+    spec: Any = SimpleNamespace(replicated_layout=False, config=of)
+    nothing: Any = None
+    connector = OffloadingConnectorWorker(spec, nothing, nothing)
+    connector.worker = rank.worker
+    return connector
+
+
+def job(blocks: list[int], slots: list[int], *, load: bool, **options: Any) -> TransferJob:
+    of_blocks = GPULoadStoreSpec(blocks, [len(blocks)], [0])
+    ends = (CPULoadStoreSpec(slots), of_blocks) if load else (of_blocks, CPULoadStoreSpec(slots))
+    return TransferJob("request", *ends, **options)
+
+
+def test_vllm_drives_it_as_it_drives_its_own() -> None:
+    """A store that is put off a step and flushed when its blocks are taken; then a load."""
+    rank = Rank(config(8, 1), None, [(8, 8)], [[0]])
+    connector = in_vllm(rank)
+    before = rank.tensors[0].clone()
+    connector.prepare_store_kv(
+        OffloadingConnectorMetadata({}, {1: job([2, 5], [0, 3], load=False)})
+    )
+    assert connector.build_connector_worker_meta() is None
+    connector.handle_preemptions(OffloadingConnectorMetadata({}, {}, jobs_to_flush={1}))
+    rank.tensors[0][:] = 0
+    assert connector.get_finished(set()) == (set(), set())
+    assert connector.build_connector_worker_meta().completed_jobs == {1: 1}
+    connector.start_kv_transfers(
+        OffloadingConnectorMetadata({2: job([7, 1], [0, 3], load=True)}, {})
+    )
+    rank.worker.wait({2})
+    assert connector.get_finished(set()) == (set(), {"request"})
+    assert torch.equal(rank.tensors[0][[7, 1]], before[[2, 5]])
+
+
+@pytest.mark.skipif("sync" not in TransferJob.__dataclass_fields__, reason="0.33 began with it")
+def test_a_load_within_the_step_is_there_when_the_step_begins() -> None:
+    rank = Rank(config(8, 1), None, [(8, 8)], [[0]])
+    rank.move([[2]], [0], [4], "store")
+    connector = in_vllm(rank)
+    connector.start_kv_transfers(
+        OffloadingConnectorMetadata({2: job([7], [4], load=True, sync=True)}, {})
+    )
+    assert torch.equal(rank.tensors[0][7], rank.tensors[0][2])
+    # Nobody waits to be told: its request runs already.
+    assert connector.get_finished(set()) == (set(), set())

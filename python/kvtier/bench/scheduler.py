@@ -155,6 +155,7 @@ def offloading_config(vllm: SimpleNamespace) -> Any:
 
 def our_manager(vllm: SimpleNamespace, slots: int, _: Any, disk: Path) -> Any:
     limits = {"max_queued_bytes": slots * CHUNK, "high_water_s_per_mib": 60.0}
+    # All requests return at once, and theirs bounds neither.
     limits |= {"load_deadline_s": 300, "store_deadline_s": 300, "load_share": 1.0}
     tier = {"type": "file", "path": str(disk), "capacity_bytes": 4 * slots * CHUNK, **limits}
     region = kvtier.Region(slots, CHUNK, prefault_threads=2)

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from kvtier import __version__
-from kvtier.cli import bench, demo, doctor, inspect, replay, verify
+from kvtier.cli import bench, demo, doctor, exporter, inspect, replay, top, verify
 from kvtier.cli.interrupts import interruptible
 from kvtier.errors import KvTierError
 
 __all__ = ["main"]
 
-_COMMANDS = (demo, replay, bench, verify, inspect, doctor)
+_COMMANDS = (demo, replay, bench, verify, inspect, top, exporter, doctor)
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130

@@ -64,12 +64,22 @@ def _file_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _network_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--redis", metavar="HOST:PORT", help="of a server that may be emptied; else one is started"
+    )
+    parser.add_argument(
+        "--size", type=parse_size, default="128MiB", metavar="SIZE", help="of one round"
+    )
+
+
 QUESTIONS = {
     "index": Question("the index from Python, beside vLLM's", _index_flags, rounds=7),
     "manager": Question("a request with two tiers, beside vLLM's", _manager_flags, rounds=7),
     "transfer": Question("KV cache to slots and back, beside plain copies", _transfer_flags),
     "file": Question("the file tier, beside fio and vLLM's on the same directory", _file_flags),
     "scheduler": Question("vLLM's scheduler with our and its tiers", _scheduler_flags, rounds=5),
+    "network": Question("the redis tier, beside a plain socket and redis-py", _network_flags),
 }
 
 

@@ -30,6 +30,9 @@ class TierContext:
     """Bytes of every key."""
     namespace: str
     """Whose data it is. What was stored under another namespace must not be given out."""
+    region: memoryview = field(repr=False)
+    """The primary tier, read-only: for libraries that want to be told their memory beforehand. What
+    may be read or written, and when, is said by jobs alone."""
     notify: Callable[[], None] = field(repr=False)
     """Asks kvtier to call `finished` and `take_removed` soon; from any thread, at any time."""
 

@@ -31,10 +31,11 @@ def start(
     chunk_bytes: int,
     key_bytes: int,
     namespace: str,
+    region: memoryview,
     settings: dict[str, Any],
 ) -> None:
     """Begins the thread of a tier, and raises what its constructor raises."""
-    context = TierContext(name, chunk_bytes, key_bytes, namespace, port.notify)
+    context = TierContext(name, chunk_bytes, key_bytes, namespace, region, port.notify)
     opened: SimpleQueue[BaseException | None] = SimpleQueue()
     thread = Thread(
         target=_run,

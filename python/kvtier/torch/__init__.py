@@ -17,7 +17,13 @@ with it torch; engines import it where they need it. `docs/layouts.md` draws the
 from kvtier.torch.block_pool import BlockPool, BlockPoolStats
 from kvtier.torch.block_table import PAD_SLOT, BlockTables, ContextParallel, TableGroup
 from kvtier.torch.canonical import CanonicalKVCaches, PageRef, register_kv_caches
-from kvtier.torch.chunk_layout import TensorParallel, layout_identity
+from kvtier.torch.chunk_layout import (
+    ChunkLayout,
+    GroupLayout,
+    Piece,
+    TensorParallel,
+    layout_identity,
+)
 from kvtier.torch.groups import CacheGroup, make_groups
 from kvtier.torch.kernel_blocks import MultipleOf, kernel_block_size
 from kvtier.torch.kv_cache import KVCache, LayerView, allocate, allocate_kv_cache
@@ -44,11 +50,13 @@ __all__ = [
     "BlockTables",
     "CacheGroup",
     "CanonicalKVCaches",
+    "ChunkLayout",
     "ChunkedLocalSpec",
     "ContextParallel",
     "EncoderOnlySpec",
     "FullAttentionSpec",
     "GroupBlocks",
+    "GroupLayout",
     "KVCache",
     "KVCachePlan",
     "KVLayout",
@@ -58,6 +66,7 @@ __all__ = [
     "MambaSpec",
     "MultipleOf",
     "PageRef",
+    "Piece",
     "SlidingWindowSpec",
     "TableGroup",
     "TensorParallel",

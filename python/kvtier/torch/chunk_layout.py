@@ -9,14 +9,20 @@ Two orders of a page:
   their places in one slot that all ranks share, so a store that two ranks wrote can be read by
   four. Bytes that several ranks hold (replicated heads, MLA) are stored once: ranks take turns,
   by the block's place in the region, which all of them know.
+
+An integration whose engine has canonical tensors and an order of its own says both with a
+`ChunkLayout`, and needs no specs.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import torch
 
 from kvtier._kvtier import Moves
 from kvtier.errors import LayoutError
@@ -25,7 +31,14 @@ from kvtier.torch.groups import CacheGroup
 from kvtier.torch.layouts import Axis, Part
 from kvtier.torch.specs import LayerSpec
 
-__all__ = ["GroupLayout", "Piece", "TensorParallel", "chunk_layout", "layout_identity"]
+__all__ = [
+    "ChunkLayout",
+    "GroupLayout",
+    "Piece",
+    "TensorParallel",
+    "chunk_layout",
+    "layout_identity",
+]
 
 
 @dataclass(frozen=True)
@@ -72,9 +85,81 @@ class GroupLayout:
         return sum(blocks[piece.turns, piece.turn] * piece.nbytes for piece in self.pieces)
 
 
+@dataclass(frozen=True)
+class ChunkLayout:
+    """Canonical tensors, and where their bytes lie in chunks: all that a transfer needs."""
+
+    tensors: tuple[torch.Tensor, ...]
+    """int8 `(num_blocks, bytes)`, rows contiguous, any row stride."""
+    groups: tuple[GroupLayout, ...]
+
+    def __post_init__(self) -> None:
+        """Raises `LayoutError`: tensors that are not alike, pieces that do not fit or overlap."""
+        if not self.tensors or not self.groups:
+            raise LayoutError(
+                f"{len(self.tensors)} tensors and {len(self.groups)} groups: there must be at "
+                "least one of each"
+            )
+        for number, tensor in enumerate(self.tensors):
+            self._check_tensor(number, tensor)
+        for number, group in enumerate(self.groups):
+            self._check_group(number, group)
+
+    @property
+    def num_blocks(self) -> int:
+        """Rows of each tensor."""
+        return int(self.tensors[0].shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors lie."""
+        return self.tensors[0].device
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of the widest group."""
+        return max(group.block_bytes for group in self.groups)
+
+    def _check_tensor(self, number: int, tensor: torch.Tensor) -> None:
+        rows = tensor.ndim == 2 and tensor.stride(1) == 1 and tensor.stride(0) >= tensor.shape[1]
+        if tensor.dtype != torch.int8 or not rows:
+            raise LayoutError(
+                f"tensor {number} is {tensor.dtype} of shape {tuple(tensor.shape)} with strides "
+                f"{tensor.stride()}, but must be int8 (num_blocks, bytes) with contiguous rows"
+            )
+        if (tensor.shape[0], tensor.device) != (self.num_blocks, self.device):
+            raise LayoutError(
+                f"tensor {number} has {tensor.shape[0]} blocks on {tensor.device}, but tensor 0 "
+                f"{self.num_blocks} on {self.device}"
+            )
+
+    def _check_group(self, number: int, group: GroupLayout) -> None:
+        for piece in group.pieces:
+            if not 0 <= piece.tensor < len(self.tensors):
+                raise LayoutError(f"group {number}: there is no tensor {piece.tensor}")
+            row_bytes = self.tensors[piece.tensor].shape[1]
+            if (
+                piece.nbytes < 1
+                or not 0 <= piece.offset <= row_bytes - piece.nbytes
+                or not 0 <= piece.slot_offset <= group.block_bytes - piece.nbytes
+                or not 0 <= piece.turn < piece.turns
+            ):
+                raise LayoutError(
+                    f"group {number}: {piece} does not fit into rows of {row_bytes} bytes and "
+                    f"blocks of {group.block_bytes}"
+                )
+        in_rows = sorted((piece.tensor, piece.offset, piece.nbytes) for piece in group.pieces)
+        in_block = sorted((0, piece.slot_offset, piece.nbytes) for piece in group.pieces)
+        for (left, start, nbytes), (right, after, _) in itertools.chain(
+            itertools.pairwise(in_rows), itertools.pairwise(in_block)
+        ):
+            if left == right and after < start + nbytes:
+                raise LayoutError(f"group {number}: two pieces overlap at byte {after}")
+
+
 def chunk_layout(
     caches: CanonicalKVCaches, tensor_parallel: TensorParallel | None = None
-) -> tuple[GroupLayout, ...]:
+) -> ChunkLayout:
     """The layout of every group; parallel-agnostic with `tensor_parallel`.
 
     Raises `LayoutError` when the ranks can not hold the shards that a layer names.
@@ -94,7 +179,7 @@ def chunk_layout(
                 pieces += _agnostic_pieces(group, layer, own, base, tensor_parallel)
                 base += group.blocks_per_kv_block * _full_spec_bytes(group.kernel_spec(layer))
         layouts.append(GroupLayout(base, tuple(_joined(pieces))))
-    return tuple(layouts)
+    return ChunkLayout(caches.tensors, tuple(layouts))
 
 
 def layout_identity(

@@ -14,13 +14,13 @@ go through staging has a buffer of up to 64 MiB on the device for it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import torch
 
 from kvtier._kvtier import Moves
-from kvtier.torch.canonical import CanonicalKVCaches
-from kvtier.torch.chunk_layout import GroupLayout
+from kvtier.torch.chunk_layout import ChunkLayout
 from kvtier.torch.copy_paths import (
     BatchedMemcpy,
     CopyPath,
@@ -45,16 +45,48 @@ _URGENT, _NORMAL = -1, 0
 _log = logging.getLogger(__name__)
 
 
+class DeviceClock:
+    """Times of events on a device, on the clock of `time.monotonic`.
+
+    Events only tell the milliseconds between two of them, in single precision: so each time is
+    that of the event before it and a short way further, and hours do not blur it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Waits for the device, once."""
+        self._last = torch.cuda.Event(enable_timing=True)
+        self._last.record(torch.cuda.current_stream(device))
+        self._last.synchronize()
+        self._time = time.monotonic()
+
+    def time(self, event: torch.cuda.Event) -> float:
+        """When `event` passed, which it has."""
+        self._time += float(self._last.elapsed_time(event)) / 1e3
+        self._last = event
+        return self._time
+
+
 class CudaCopy:
     """Copies on a lane's stream; see `LaneCopy`."""
 
     def __init__(
-        self, began: torch.cuda.Event, ended: torch.cuda.Event, device: torch.device
+        self,
+        began: torch.cuda.Event,
+        ended: torch.cuda.Event,
+        device: torch.device,
+        clock: DeviceClock,
     ) -> None:
         """The events enclose the copies."""
         self._began = began
         self.ended = ended
         self._device = device
+        self._clock = clock
+
+    @property
+    def began(self) -> float:
+        """When the first event passed; waits for the copy."""
+        self.ended.synchronize()
+        return self._clock.time(self._began)
 
     @property
     def seconds(self) -> float:
@@ -72,8 +104,11 @@ class CudaCopy:
         return None
 
     def done(self) -> bool:
-        """Whether the copy has ended."""
-        return bool(self.ended.query())
+        """Whether the copy has ended; one that failed has, as `error` tells."""
+        try:
+            return bool(self.ended.query())
+        except RuntimeError:
+            return True
 
     def wait(self) -> None:
         """Waits for the copy."""
@@ -87,22 +122,18 @@ class CudaCopy:
 class CudaLanes:
     """Runs copies of CUDA tensors; see `TransferLanes`."""
 
-    def __init__(
-        self,
-        slots: torch.Tensor,
-        caches: CanonicalKVCaches,
-        layouts: Sequence[GroupLayout],
-        blocks_per_chunk: int,
-    ) -> None:
+    def __init__(self, slots: torch.Tensor, layout: ChunkLayout, blocks_per_chunk: int) -> None:
         """Measures the copy paths, then starts to register the region in the background.
 
         `slots` is the region as uint8 `(slots, slot_bytes)`. Raises `DeviceError` where there is
         no driver to register it with.
         """
-        self._device = caches.device
+        self._device = layout.device
         self._slots = slots
         self._blocks_per_chunk = blocks_per_chunk
-        self._tables = [GroupTable(caches.tensors, layout, blocks_per_chunk) for layout in layouts]
+        self._tables = [
+            GroupTable(layout.tensors, group, blocks_per_chunk) for group in layout.groups
+        ]
         with torch.cuda.device(self._device):
             self._streams = {
                 lane: torch.cuda.Stream(
@@ -110,6 +141,7 @@ class CudaLanes:
                 )
                 for lane in Lane
             }
+            self._clock = DeviceClock(self._device)
             driver = Driver()
             self._fallbacks: list[CopyPath] = [PiecewiseCopy()]
             paths: list[CopyPath] = [BatchedMemcpy(driver, Driver.IN_STREAM_ORDER, Driver.ANY_TIME)]
@@ -121,8 +153,8 @@ class CudaLanes:
             with torch.cuda.stream(stream):
                 self._measured = choose_paths(
                     paths,
-                    layouts,
-                    [tensor.shape[1] for tensor in caches.tensors],
+                    layout.groups,
+                    [tensor.shape[1] for tensor in layout.tensors],
                     blocks_per_chunk,
                     self._device,
                     stream.cuda_stream,
@@ -165,7 +197,7 @@ class CudaLanes:
                         stream=stream.cuda_stream,
                     )
                 ended.record(stream)
-        return CudaCopy(began, ended, self._device)
+        return CudaCopy(began, ended, self._device, self._clock)
 
     def _path(self, group: int, moves: Moves) -> CopyPath:
         measured = self._measured[group, moves.to_slots]

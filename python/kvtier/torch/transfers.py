@@ -22,9 +22,10 @@ from numpy.typing import ArrayLike, NDArray
 from kvtier._kvtier import Moves, Region
 from kvtier.errors import ClosedError, ForkError, TransferError
 from kvtier.torch.canonical import CanonicalKVCaches
-from kvtier.torch.chunk_layout import GroupLayout, TensorParallel, chunk_layout
+from kvtier.torch.chunk_layout import ChunkLayout, TensorParallel, chunk_layout
 from kvtier.torch.kv_cache import KVCache
 from kvtier.torch.ordering import Lane, Ordering
+from kvtier.torch.transfer_trace import TransferTrace
 
 __all__ = [
     "GroupBlocks",
@@ -32,6 +33,7 @@ __all__ = [
     "TransferEngine",
     "TransferJob",
     "TransferLanes",
+    "check_device",
     "region_tensor",
 ]
 
@@ -42,6 +44,12 @@ def region_tensor(region: Region) -> torch.Tensor:
     The tensor keeps the mapping alive.
     """
     return torch.frombuffer(region, dtype=torch.uint8).view(region.slots, region.slot_bytes)
+
+
+def check_device(device: torch.device) -> None:
+    """Raises `TransferError` for a device that there are no lanes for."""
+    if device.type not in ("cpu", "cuda"):
+        raise TransferError(f"KV caches on {device} are not supported: use cpu or cuda")
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,13 @@ class GroupBlocks:
 
 class LaneCopy(Protocol):
     """One job on its lane."""
+
+    @property
+    def began(self) -> float:
+        """When the copy began, on the clock of `time.monotonic`; waits for it.
+
+        To be asked of copies in the order they were submitted in.
+        """
 
     @property
     def seconds(self) -> float:
@@ -98,9 +113,10 @@ class TransferLanes(Protocol[_CopyT]):
 class TransferJob:
     """One transfer on its way; made by `TransferEngine.store` and `load`."""
 
-    def __init__(self, number: int, size: int, copy: LaneCopy) -> None:
+    def __init__(self, number: int, size: int, copy: LaneCopy, lane: Lane) -> None:
         """`number` counts the jobs of an engine from 1; `size` is in bytes."""
         self.number = number
+        self.lane = lane
         self._size = size
         self._copy = copy
 
@@ -108,6 +124,11 @@ class TransferJob:
     def bytes(self) -> int:
         """Bytes that the job moves; of bytes that several ranks hold, this rank's turns."""
         return self._size
+
+    @property
+    def began(self) -> float:
+        """When the copy began, on the clock of `time.monotonic`; waits for the job."""
+        return self._copy.began
 
     @property
     def seconds(self) -> float:
@@ -147,7 +168,7 @@ class TransferEngine:
     def __init__(
         self,
         region: Region,
-        kv_cache: KVCache | CanonicalKVCaches | None,
+        kv_cache: KVCache | CanonicalKVCaches | ChunkLayout | None,
         blocks_per_chunk: int,
         *,
         tensor_parallel: TensorParallel | None = None,
@@ -168,35 +189,42 @@ class TransferEngine:
         self._submitted = 0
         self._under_way: deque[TransferJob] = deque()
         self._unreported: dict[int, TransferJob] = {}
+        self._trace = TransferTrace.open()
         if kv_cache is not None:
             self.register(kv_cache)
 
-    def register(self, kv_cache: KVCache | CanonicalKVCaches) -> None:
+    def register(self, kv_cache: KVCache | CanonicalKVCaches | ChunkLayout) -> None:
         """Opens the lanes of the KV cache's device.
 
-        Raises `TransferError` when a cache is registered already, a slot is too small for a
-        chunk, or the device has no lanes; `LayoutError` when the tensor-parallel ranks can not
-        hold the shards that a layer names.
+        A `ChunkLayout` is taken as it is; of the others, `chunk_layout` makes one. Raises
+        `TransferError` when a cache is registered already, a slot is too small for a chunk, the
+        device has no lanes, or a `ChunkLayout` is given to an engine with `tensor_parallel`;
+        `LayoutError` when the tensor-parallel ranks can not hold the shards that a layer names.
         """
         self._check_open()
         if self._registered is not None:
             raise TransferError("a KV cache is registered already: an engine moves one")
-        caches = kv_cache.canonical if isinstance(kv_cache, KVCache) else kv_cache
-        layouts = chunk_layout(caches, self._tensor_parallel)
-        chunk_bytes = max(layout.block_bytes for layout in layouts) * self._blocks_per_chunk
+        layout = self._layout_of(kv_cache)
+        chunk_bytes = layout.block_bytes * self._blocks_per_chunk
         if chunk_bytes > self._region.slot_bytes:
             raise TransferError(
                 f"a chunk has {chunk_bytes} bytes, but a slot of the region has only "
                 f"{self._region.slot_bytes}; make the region with slot_bytes={chunk_bytes}"
             )
-        lanes = _open_lanes(self._region, caches, layouts, self._blocks_per_chunk)
-        self._registered = _Registered(
-            caches,
-            layouts,
-            lanes,
-            Ordering(caches.num_blocks, self._region.slots),
-            chunk_bytes,
-        )
+        lanes = _open_lanes(self._region, layout, self._blocks_per_chunk)
+        ordering = Ordering(layout.num_blocks, self._region.slots)
+        self._registered = _Registered(layout, lanes, ordering, chunk_bytes)
+
+    def _layout_of(self, kv_cache: KVCache | CanonicalKVCaches | ChunkLayout) -> ChunkLayout:
+        if isinstance(kv_cache, ChunkLayout):
+            if self._tensor_parallel is not None:
+                raise TransferError(
+                    f"the engine has {self._tensor_parallel}, but a ChunkLayout says already what "
+                    "each rank moves: leave tensor_parallel out"
+                )
+            return kv_cache
+        caches = kv_cache.canonical if isinstance(kv_cache, KVCache) else kv_cache
+        return chunk_layout(caches, self._tensor_parallel)
 
     @property
     def blocks_per_chunk(self) -> int:
@@ -278,6 +306,7 @@ class TransferEngine:
         self._closed = True
         if self._registered is not None:
             self._registered.lanes.close()
+        self._forget_ended()
 
     def __enter__(self) -> Self:
         """Returns the engine; `close` is called at the end of the block."""
@@ -297,35 +326,40 @@ class TransferEngine:
         moves = [self._checked(opened, part, to_slots=lane is Lane.STORE) for part in parts]
         _refuse_shared_destinations(moves, to_slots=lane is Lane.STORE)
         pairs = [(part.group, part_moves) for part, part_moves in zip(parts, moves, strict=True)]
-        while self._under_way and self._under_way[0].done():
-            self._under_way.popleft()
+        self._forget_ended()
         number = self._submitted = self._submitted + 1
         before = set(opened.ordering.add(number, lane, moves))
         after = [job._copy for job in self._under_way if job.number in before]
         copy = opened.lanes.submit(lane, pairs, after)
         size = sum(
-            opened.layouts[group].moved_bytes(part_moves, self._blocks_per_chunk)
+            opened.layout.groups[group].moved_bytes(part_moves, self._blocks_per_chunk)
             for group, part_moves in pairs
         )
-        job = TransferJob(number, size, copy)
+        job = TransferJob(number, size, copy, lane)
         self._under_way.append(job)
         self._unreported[number] = job
         return job
 
+    def _forget_ended(self) -> None:
+        ended = []
+        while self._under_way and self._under_way[0].done():
+            ended.append(self._under_way.popleft())
+        if self._trace is not None:
+            self._trace.ended(ended)
+
     def _checked(self, opened: _Registered, part: GroupBlocks, *, to_slots: bool) -> Moves:
-        if not 0 <= part.group < len(opened.layouts):
-            raise TransferError(
-                f"group {part.group} does not exist: there are {len(opened.layouts)}"
-            )
+        groups = len(opened.layout.groups)
+        if not 0 <= part.group < groups:
+            raise TransferError(f"group {part.group} does not exist: there are {groups}")
         if part.first < 0:
             raise TransferError(f"the first block is at place {part.first} of its chunk")
-        blocks = _integers("block_ids", part.block_ids, opened.caches.device)
+        blocks = _integers("block_ids", part.block_ids, opened.layout.device)
         if blocks.ndim == 2 and blocks.shape[1] != self._blocks_per_chunk:
             raise TransferError(
                 f"block_ids must have the shape (blocks,) or (chunks, {self._blocks_per_chunk}), "
                 f"not {blocks.shape}"
             )
-        slots = _integers("slots", part.slots, opened.caches.device)
+        slots = _integers("slots", part.slots, opened.layout.device)
         if blocks.ndim not in (1, 2) or slots.ndim != 1:
             raise TransferError(
                 f"block_ids must have one or two dimensions and slots one, not the shapes "
@@ -335,7 +369,7 @@ class TransferEngine:
             blocks.reshape(-1),
             slots,
             to_slots=to_slots,
-            num_blocks=opened.caches.num_blocks,
+            num_blocks=opened.layout.num_blocks,
             num_slots=self._region.slots,
             blocks_per_chunk=self._blocks_per_chunk,
             first=part.first,
@@ -361,8 +395,7 @@ class TransferEngine:
 class _Registered:
     """What an engine has of its KV cache."""
 
-    caches: CanonicalKVCaches
-    layouts: tuple[GroupLayout, ...]
+    layout: ChunkLayout
     lanes: TransferLanes[Any]
     ordering: Ordering
     chunk_bytes: int
@@ -395,19 +428,13 @@ def _refuse_shared_destinations(parts: Sequence[Moves], *, to_slots: bool) -> No
                 )
 
 
-def _open_lanes(
-    region: Region,
-    caches: CanonicalKVCaches,
-    layouts: Sequence[GroupLayout],
-    blocks_per_chunk: int,
-) -> TransferLanes[Any]:
+def _open_lanes(region: Region, layout: ChunkLayout, blocks_per_chunk: int) -> TransferLanes[Any]:
+    check_device(layout.device)
     # Imported here: each kind of lanes needs what only its own kind of machine has.
-    if caches.device.type == "cpu":
+    if layout.device.type == "cpu":
         from kvtier.torch.host_lanes import HostLanes
 
-        return HostLanes(region, caches, layouts, blocks_per_chunk)
-    if caches.device.type == "cuda":
-        from kvtier.torch.cuda_lanes import CudaLanes
+        return HostLanes(region, layout, blocks_per_chunk)
+    from kvtier.torch.cuda_lanes import CudaLanes
 
-        return CudaLanes(region_tensor(region), caches, layouts, blocks_per_chunk)
-    raise TransferError(f"KV caches on {caches.device} are not supported: use cpu or cuda")
+    return CudaLanes(region_tensor(region), layout, blocks_per_chunk)

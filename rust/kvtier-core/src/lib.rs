@@ -13,6 +13,8 @@
 //! | [`log_limit`] | may this line be logged now? |
 //! | [`tier`] | what is behind the primary tier, and how do chunks get there and back? |
 //! | [`manager`] | what moves when? |
+//! | [`page`] | what does somebody see who looks from outside? |
+//! | [`trace`] | what moved when, for a picture? |
 //! | [`replay`] | what would another policy or size have hit? |
 //! | [`copy`] | paged tensors in host memory to slots and back |
 //!
@@ -20,7 +22,8 @@
 //!
 //! The manager's lock first, then the lock of its result queue. All others (a tier's index, a
 //! worker queue, a job's tally) are leaves, taken alone. No lock is held across I/O, a copy of
-//! chunk bytes, a call into a tier, or a call into Python.
+//! chunk bytes, a call into a tier, or a call into Python. The turn to write a stats page is tried,
+//! never waited for.
 
 pub mod checksum;
 pub mod clock;
@@ -29,7 +32,9 @@ pub mod index;
 pub mod key;
 pub mod log_limit;
 pub mod manager;
+pub mod page;
 pub mod region;
 pub mod replay;
 mod sync;
 pub mod tier;
+pub mod trace;

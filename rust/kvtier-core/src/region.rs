@@ -4,6 +4,8 @@
 //! [`Region::name`], and because nothing has a place in a file system, nothing is left behind
 //! when the processes end, even by SIGKILL. Whoever uses the mapping holds an `Arc<Region>`:
 //! managers, jobs under way, copiers, views of Python. It is unmapped with the last of them.
+//! Memory that somebody else mapped can be a region too ([`Region::lent`]): it goes back to its
+//! owner with the last of them.
 //!
 //! # Who may touch which bytes
 //!
@@ -11,8 +13,10 @@
 //! has one writer and no reader; a slot that is *ready* has readers only, each with a pin. The
 //! two accessors below are `unsafe` because that promise is the caller's.
 
+use std::any::Any;
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
@@ -34,6 +38,19 @@ pub enum RegionError {
         slot_bytes: u64,
         /// What is wrong.
         why: &'static str,
+    },
+    /// Memory of somebody else that does not begin and go on in whole pages.
+    #[error(
+        "memory of {bytes} bytes at {address:#x} in rows of {slot_bytes} bytes can not be a region: \
+         rows of whole pages of {SLOT_ALIGNMENT} bytes are needed"
+    )]
+    Unaligned {
+        /// Where it begins.
+        address: usize,
+        /// Bytes a row.
+        slot_bytes: usize,
+        /// Bytes in all.
+        bytes: usize,
     },
     /// More than the machine has free.
     #[error(
@@ -68,17 +85,66 @@ pub enum RegionKind {
     Anonymous,
 }
 
+/// Memory that somebody else mapped, and what keeps it.
+struct Lent {
+    start: NonNull<u8>,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the pointer is only read through `Region`, whose accessors hand the question of who may
+// touch which bytes to their callers, as for a mapping of our own; the owner is both by itself.
+unsafe impl Send for Lent {}
+// SAFETY: as above.
+unsafe impl Sync for Lent {}
+
+enum Memory {
+    Mapped(MmapRaw),
+    Lent(Lent),
+}
+
 /// One mapping of `slots` rows of `slot_bytes` bytes; see the module.
-#[derive(Debug)]
 pub struct Region {
-    map: MmapRaw,
+    memory: Memory,
     // Keeps the memory file open, so that others can attach by its number.
     file: Option<File>,
     slots: u32,
     slot_bytes: usize,
 }
 
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region")
+            .field("slots", &self.slots)
+            .field("slot_bytes", &self.slot_bytes)
+            .field("name", &self.name())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Region {
+    /// A region over memory that somebody else mapped: `slots` rows of `slot_bytes` from `start`.
+    /// `owner` keeps it, and is dropped with the last user of the region.
+    ///
+    /// # Errors
+    /// [`RegionError`] when rows are no whole pages, or there is none.
+    ///
+    /// # Safety
+    /// As long as `owner` lives, the memory is mapped, readable and writable.
+    pub unsafe fn lent(
+        start: NonNull<u8>,
+        slots: u32,
+        slot_bytes: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Arc<Self>, RegionError> {
+        let (row, bytes) = shape(slots, slot_bytes)?;
+        if row != slot_bytes || !start.addr().get().is_multiple_of(SLOT_ALIGNMENT) {
+            let address = start.addr().get();
+            return Err(RegionError::Unaligned { address, slot_bytes, bytes });
+        }
+        let memory = Memory::Lent(Lent { start, _owner: owner });
+        Ok(Arc::new(Self { memory, file: None, slots, slot_bytes }))
+    }
+
     /// Makes a region of zeros. `slot_bytes` is rounded up to [`SLOT_ALIGNMENT`].
     ///
     /// # Errors
@@ -112,7 +178,7 @@ impl Region {
                 (map, Some(file))
             }
         };
-        Ok(Arc::new(Self { map, file, slots, slot_bytes }))
+        Ok(Arc::new(Self { memory: Memory::Mapped(map), file, slots, slot_bytes }))
     }
 
     /// Maps the region that another process of this user made, by its [`Region::name`].
@@ -141,10 +207,11 @@ impl Region {
             return Err(bad());
         }
         let map = MmapOptions::new().len(bytes).map_raw(&file).map_err(os)?;
-        Ok(Arc::new(Self { map, file: Some(file), slots, slot_bytes }))
+        let memory = Memory::Mapped(map);
+        Ok(Arc::new(Self { memory, file: Some(file), slots, slot_bytes }))
     }
 
-    /// What another process passes to [`Region::attach`]; `None` for anonymous memory. It holds
+    /// What another process passes to [`Region::attach`]; `None` for anonymous and lent memory. It holds
     /// as long as this process keeps the region.
     pub fn name(&self) -> Option<String> {
         self.file.as_ref().map(|file| {
@@ -175,7 +242,10 @@ impl Region {
 
     /// Start of the mapping.
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        self.map.as_mut_ptr()
+        match &self.memory {
+            Memory::Mapped(map) => map.as_mut_ptr(),
+            Memory::Lent(lent) => lent.start.as_ptr(),
+        }
     }
 
     /// Start of a slot.
@@ -185,7 +255,7 @@ impl Region {
     pub fn slot_ptr(&self, slot: u32) -> *mut u8 {
         assert!(slot < self.slots, "slot {slot} of {}", self.slots);
         // SAFETY: the slot was checked, so the offset lies inside the mapping.
-        unsafe { self.map.as_mut_ptr().add(slot as usize * self.slot_bytes) }
+        unsafe { self.as_mut_ptr().add(slot as usize * self.slot_bytes) }
     }
 
     /// The bytes of a slot, for reading.
@@ -221,7 +291,7 @@ impl Region {
                         // SAFETY: the page lies inside the mapping, and a fresh region is all
                         // zeros that nobody reads yet.
                         unsafe {
-                            self.map.as_mut_ptr().add(page * SLOT_ALIGNMENT).write_volatile(0);
+                            self.as_mut_ptr().add(page * SLOT_ALIGNMENT).write_volatile(0);
                         }
                     }
                 });
@@ -291,6 +361,39 @@ mod tests {
         let region = Region::new(2, 4096, RegionKind::Memfd).expect("small region");
         let lie = region.name().expect("named").replace(":2:4096", ":4:4096");
         assert!(matches!(Region::attach(&lie), Err(RegionError::BadName(_))));
+    }
+
+    #[test]
+    fn lent_memory_goes_back_with_its_last_user() {
+        let owner = Region::new(2, 4096, RegionKind::Anonymous).expect("small region");
+        let start = NonNull::new(owner.as_mut_ptr()).expect("mapped");
+        let keeps: Box<dyn Any + Send + Sync> = Box::new(Arc::clone(&owner));
+        // SAFETY: `keeps` keeps the mapping.
+        let lent = unsafe { Region::lent(start, 2, 4096, keeps) }.expect("whole pages");
+        // SAFETY: nobody else uses either.
+        unsafe {
+            lent.slot_mut(1)[7] = 9;
+            assert_eq!(owner.slot(1)[7], 9);
+        }
+        let other = Arc::clone(&lent);
+        drop(lent);
+        assert_eq!(Arc::strong_count(&owner), 2);
+        drop(other);
+        assert_eq!(Arc::strong_count(&owner), 1);
+    }
+
+    #[test]
+    fn lent_memory_that_is_not_in_whole_pages_is_refused() {
+        let owner = Region::new(2, 4096, RegionKind::Anonymous).expect("small region");
+        let start = NonNull::new(owner.as_mut_ptr()).expect("mapped");
+        // SAFETY: within the mapping, and nothing is read.
+        let inside = unsafe { start.add(512) };
+        for (start, slot_bytes) in [(start, 100), (inside, 4096)] {
+            // SAFETY: refused, so never used.
+            let refused = unsafe { Region::lent(start, 1, slot_bytes, Box::new(())) };
+            let error = refused.expect_err("no whole pages");
+            assert!(matches!(error, RegionError::Unaligned { .. }), "{error}");
+        }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use kvtier_core::copy::{CopyError, MoveError};
 use kvtier_core::index::{IndexError, UnknownPolicy};
 use kvtier_core::key::KeyError;
-use kvtier_core::manager::ManagerError;
+use kvtier_core::manager::{ManagerError, SoloError};
+use kvtier_core::page::PageError;
 use kvtier_core::region::RegionError;
 use kvtier_core::tier::{TierConfigError, TierError};
 use pyo3::exceptions::PyTypeError;
@@ -52,7 +53,7 @@ impl PythonClass for IndexError {
 impl PythonClass for RegionError {
     fn class(&self) -> &'static str {
         match self {
-            Self::Shape { .. } => "ConfigError",
+            Self::Shape { .. } | Self::Unaligned { .. } => "ConfigError",
             _ => "RegionError",
         }
     }
@@ -86,6 +87,22 @@ impl PythonClass for ManagerError {
             Self::Closed => "ClosedError",
             _ => "KvTierError",
         }
+    }
+}
+
+impl PythonClass for SoloError {
+    fn class(&self) -> &'static str {
+        match self {
+            Self::Key(error) => error.class(),
+            Self::Closed => "ClosedError",
+            _ => "TierError",
+        }
+    }
+}
+
+impl PythonClass for PageError {
+    fn class(&self) -> &'static str {
+        "StatsPageError"
     }
 }
 

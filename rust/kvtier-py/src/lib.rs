@@ -9,14 +9,18 @@
 mod convert;
 mod copier;
 mod error;
+mod evictor;
 mod fork;
 mod logging;
 mod manager;
+mod page;
 mod region;
 mod replay;
+mod solo;
 mod stats;
 mod store;
 mod tier;
+mod trace;
 
 #[pyo3::pymodule]
 mod _kvtier {
@@ -29,17 +33,25 @@ mod _kvtier {
     #[pymodule_export]
     use super::copier::{HostCopier, Moves};
     #[pymodule_export]
+    use super::evictor::Evictor;
+    #[pymodule_export]
     use super::logging::LogLines;
     #[pymodule_export]
     use super::manager::{Manager, PreparedStore};
+    #[pymodule_export]
+    use super::page::{read_stats_pages, stats_directory};
     #[pymodule_export]
     use super::region::Region;
     #[pymodule_export]
     use super::replay::Trace;
     #[pymodule_export]
+    use super::solo::SoloTier;
+    #[pymodule_export]
     use super::store::{StoreAudit, inspect_store};
     #[pymodule_export]
-    use super::tier::{TierJob, TierPort};
+    use super::tier::{TierJob, TierPort, chunk_checksum};
+    #[pymodule_export]
+    use super::trace::TraceFile;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -120,7 +120,9 @@ impl Manager {
             })?;
         let clock = Clock::system();
         let options = ManagerOptions { key_bytes, policy, store_threshold, events, clock };
-        let inner = open_manager(py, region.get().shared().clone(), &options, tiers, namespace)?;
+        let mut inner =
+            open_manager(py, region.get().shared().clone(), &options, tiers, namespace)?;
+        py.detach(|| inner.show());
         Ok(Self { inner: ManuallyDrop::new(inner), region, key_bytes, home: Home::here() })
     }
 
@@ -164,6 +166,10 @@ impl Manager {
     fn lookup_key(&self, py: Python<'_>, request: u64, key: &[u8]) -> PyResult<u8> {
         let answer = self.inner(py)?.lookup_key(request, key).or_raise(py)?;
         Ok(answer as u8)
+    }
+
+    fn promoted_from(&self, py: Python<'_>, key: &[u8]) -> PyResult<Option<&str>> {
+        self.inner(py)?.promoted_from(key).or_raise(py)
     }
 
     fn lookup_prefix<'py>(
@@ -281,20 +287,18 @@ impl Manager {
         let events = inner.take_events().or_raise(py)?;
         let list = PyList::empty(py);
         for event in events {
-            let kind: Cow<'_, str> = match event.kind {
-                EventKind::Stored => "stored".into(),
-                EventKind::Removed => "removed".into(),
-                EventKind::Breaker(direction, state) => {
-                    format!("{}_breaker_{}", direction.as_str(), state.as_str()).into()
-                }
-            };
             list.append((
-                kind,
+                event_word(event.kind),
                 inner.tier_name(event.tier),
                 key_list(py, event.keys.iter().map(AsRef::as_ref))?,
             ))?;
         }
         Ok(list)
+    }
+
+    #[getter]
+    fn revision(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.inner(py)?.revision())
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -315,6 +319,17 @@ impl Drop for Manager {
             // SAFETY: dropped once, here, and never used again.
             let inner = unsafe { ManuallyDrop::take(&mut self.inner) };
             Python::attach(|py| py.detach(|| drop(inner)));
+        }
+    }
+}
+
+/// What happened, in a word.
+pub(crate) fn event_word(kind: EventKind) -> Cow<'static, str> {
+    match kind {
+        EventKind::Stored => "stored".into(),
+        EventKind::Removed => "removed".into(),
+        EventKind::Breaker(direction, state) => {
+            format!("{}_breaker_{}", direction.as_str(), state.as_str()).into()
         }
     }
 }

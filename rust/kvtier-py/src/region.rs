@@ -8,6 +8,7 @@ use kvtier_core::region::{self, RegionKind};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyMemoryView;
 
 use crate::error::{OrRaise, raise};
 
@@ -28,6 +29,13 @@ impl Region {
             shape: [slots, row].map(usize::cast_signed),
             strides: [row, 1].map(usize::cast_signed),
         }
+    }
+
+    /// All of it as a `memoryview` that can only be read.
+    pub(crate) fn view(py: Python<'_>, region: &Arc<region::Region>) -> PyResult<Py<PyAny>> {
+        let region = Bound::new(py, Self::wrap(Arc::clone(region)))?;
+        let view = PyMemoryView::from(region.as_any())?;
+        Ok(view.call_method0("toreadonly")?.unbind())
     }
 
     pub(crate) fn shared(&self) -> &Arc<region::Region> {

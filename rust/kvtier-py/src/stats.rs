@@ -1,83 +1,88 @@
-//! A snapshot of the manager's figures as dicts; `kvtier.config` types and explains them.
+//! Figures as dicts; `kvtier.config` types and explains them.
 
-use kvtier_core::manager::{Direction, Histogram, Moved, Snapshot, TierSnapshot};
-use kvtier_core::tier::{Failure, Fault};
+use kvtier_core::manager::{Figure, Snapshot, Tell};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-
-macro_rules! set {
-    ($dict:expr, $from:expr; $($name:ident),+ $(,)?) => {
-        $($dict.set_item(pyo3::intern!($dict.py(), stringify!($name)), $from.$name)?;)+
-    };
-}
 
 /// `{"primary": PrimaryStats, "tiers": {name: TierStats}}`.
 pub(crate) fn stats_dict<'py>(
     py: Python<'py>,
     snapshot: &Snapshot,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let primary = PyDict::new(py);
-    set!(primary, snapshot.primary;
-        slots, ready, writing, pinned, detached, requests, hits, hits_pending, misses, retries,
-        evictions, stored_chunks, loaded_chunks, stores_refused, promotions_refused,
-        not_admitted);
-    let tiers = PyDict::new(py);
+    let stats = Stats::new(py)?;
+    stats.primary(|tell| snapshot.primary.each(tell))?;
     for tier in &snapshot.tiers {
-        tiers.set_item(&tier.name, tier_dict(py, tier)?)?;
+        let (medium, locality) = (tier.medium.as_str(), tier.locality.as_str());
+        stats.tier(&tier.name, medium, locality, |tell| tier.each(tell))?;
     }
-    let stats = PyDict::new(py);
-    stats.set_item("primary", primary)?;
-    stats.set_item("tiers", tiers)?;
-    Ok(stats)
+    Ok(stats.dict)
 }
 
-fn tier_dict<'py>(py: Python<'py>, tier: &TierSnapshot) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    let figures = &tier.figures;
-    dict.set_item("medium", tier.medium.as_str())?;
-    dict.set_item("locality", tier.locality.as_str())?;
-    set!(dict, figures.usage; capacity_bytes, used_bytes, chunks);
-    set!(dict, figures;
-        lookups, hits, lookups_overdue, evictions, sheds, refused, queued_bytes, quarantined,
-        store_seconds_per_mib, under_pressure);
-    dict.set_item("faults", counts(py, &Fault::ALL, &figures.faults)?)?;
-    for (direction, moved) in
-        [(Direction::Load, &figures.loads), (Direction::Store, &figures.stores)]
-    {
-        set_moved(&dict, direction.as_str(), moved)?;
+/// What `Manager.stats()` returns, as it is filled.
+pub(crate) struct Stats<'py> {
+    pub(crate) dict: Bound<'py, PyDict>,
+    tiers: Bound<'py, PyDict>,
+}
+
+impl<'py> Stats<'py> {
+    pub(crate) fn new(py: Python<'py>) -> PyResult<Self> {
+        let (dict, tiers) = (PyDict::new(py), PyDict::new(py));
+        dict.set_item("primary", PyDict::new(py))?;
+        dict.set_item("tiers", &tiers)?;
+        Ok(Self { dict, tiers })
     }
-    Ok(dict)
-}
 
-/// The figures of a direction, under names that begin with it.
-fn set_moved(dict: &Bound<'_, PyDict>, name: &str, moved: &Moved) -> PyResult<()> {
-    let py = dict.py();
-    dict.set_item(format!("{name}s"), moved.chunks)?;
-    dict.set_item(format!("{name}_bytes"), moved.bytes)?;
-    dict.set_item(format!("{name}_seconds"), moved.seconds)?;
-    dict.set_item(format!("{name}_failures"), counts(py, &Failure::ALL, &moved.failures)?)?;
-    dict.set_item(format!("{name}s_in_flight"), moved.in_flight)?;
-    dict.set_item(format!("{name}s_overdue"), moved.overdue)?;
-    dict.set_item(format!("{name}_latency"), histogram(py, &moved.latency)?)?;
-    dict.set_item(format!("{name}_breaker"), moved.breaker.as_str())?;
-    dict.set_item(format!("{name}_breaker_opened"), moved.breaker_opened)
-}
-
-fn counts<'py, K>(
-    py: Python<'py>,
-    names: &[(&str, K)],
-    counts: &[u64],
-) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    for ((name, _), count) in names.iter().zip(counts) {
-        dict.set_item(name, count)?;
+    /// Takes the figures of the primary tier, as `each` tells them.
+    pub(crate) fn primary(&self, each: impl FnOnce(&mut Tell<'_>)) -> PyResult<()> {
+        let primary = PyDict::new(self.dict.py());
+        take(&primary, each)?;
+        self.dict.set_item("primary", primary)
     }
-    Ok(dict)
+
+    /// Takes those of a secondary tier.
+    pub(crate) fn tier(
+        &self,
+        name: &str,
+        medium: &str,
+        locality: &str,
+        each: impl FnOnce(&mut Tell<'_>),
+    ) -> PyResult<()> {
+        let tier = PyDict::new(self.dict.py());
+        tier.set_item("medium", medium)?;
+        tier.set_item("locality", locality)?;
+        take(&tier, each)?;
+        self.tiers.set_item(name, tier)
+    }
 }
 
-fn histogram<'py>(py: Python<'py>, histogram: &Histogram) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("counts", histogram.counts.to_vec())?;
-    dict.set_item("sum", histogram.sum)?;
-    Ok(dict)
+fn take(dict: &Bound<'_, PyDict>, each: impl FnOnce(&mut Tell<'_>)) -> PyResult<()> {
+    let mut result = Ok(());
+    each(&mut |name, figure| {
+        if result.is_ok() {
+            result = set(dict, name, figure);
+        }
+    });
+    result
+}
+
+fn set(dict: &Bound<'_, PyDict>, name: &str, figure: Figure<'_>) -> PyResult<()> {
+    match figure {
+        Figure::Count(count) => dict.set_item(name, count),
+        Figure::Amount(amount) => dict.set_item(name, amount),
+        Figure::Flag(flag) => dict.set_item(name, flag),
+        Figure::Choice { at, of } => dict.set_item(name, of.get(at)),
+        Figure::Counts { counts, of } => {
+            let by_name = PyDict::new(dict.py());
+            for (name, count) in of.iter().zip(counts) {
+                by_name.set_item(name, count)?;
+            }
+            dict.set_item(name, by_name)
+        }
+        Figure::Latency { counts, sum } => {
+            let latency = PyDict::new(dict.py());
+            latency.set_item("counts", counts)?;
+            latency.set_item("sum", sum)?;
+            dict.set_item(name, latency)
+        }
+    }
 }

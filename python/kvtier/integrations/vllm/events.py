@@ -1,4 +1,4 @@
-"""Media, localities and events: vLLM's words for kvtier's.
+"""Media, localities, sources of hits and events: vLLM's words for kvtier's.
 
 vLLM knows the media CPU and STORAGE; a memory tier is CPU, files and network stores are STORAGE.
 Changes of the primary tier have no owner, those of a tier have its name.
@@ -10,23 +10,29 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vllm.v1.kv_offload.base import Locality, Medium, OffloadingEvent, TierFilter
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-__all__ = ["offloading_events", "tier_matchers"]
+__all__ = ["LOCALITIES", "MEDIA", "SOURCES", "offloading_events", "tier_matchers"]
 
-_MEDIA = {"memory": Medium.CPU, "file": Medium.STORAGE, "network": Medium.STORAGE}
-_LOCALITIES = {"local": Locality.LOCAL, "remote": Locality.REMOTE}
+MEDIA = {"memory": Medium.CPU, "file": Medium.STORAGE, "network": Medium.STORAGE}
+LOCALITIES = {"local": Locality.LOCAL, "remote": Locality.REMOTE}
+SOURCES = {
+    "memory": CacheHitSource.HOST,
+    "file": CacheHitSource.DISK,
+    "network": CacheHitSource.EXTERNAL_UNSPECIFIED,
+}
 
 
 def tier_matchers(tier_filter: TierFilter) -> list[dict[str, str]]:
     """A request's tier filter, as `Manager.begin_request` takes it."""
-    localities = {theirs: ours for ours, theirs in _LOCALITIES.items()}
+    localities = {theirs: ours for ours, theirs in LOCALITIES.items()}
     matchers: list[dict[str, str]] = []
     for matcher in tier_filter.matchers:
         where = {} if matcher.locality is None else {"locality": localities[matcher.locality]}
         if matcher.medium is None:
             matchers.append(where)
         else:
-            media = (ours for ours, theirs in _MEDIA.items() if theirs is matcher.medium)
+            media = (ours for ours, theirs in MEDIA.items() if theirs is matcher.medium)
             matchers.extend({"medium": medium, **where} for medium in media)
     return matchers
 
@@ -44,8 +50,8 @@ def offloading_events(
         else:
             yield OffloadingEvent(
                 keys=keys,
-                medium=_MEDIA[tiers[tier]["medium"]],
+                medium=MEDIA[tiers[tier]["medium"]],
                 removed=kind == "removed",
-                locality=_LOCALITIES[tiers[tier]["locality"]],
+                locality=LOCALITIES[tiers[tier]["locality"]],
                 ownership=tier,
             )

@@ -22,6 +22,7 @@ import torch
 from vllm.config import get_current_vllm_config
 from vllm.utils.hashing import get_hash_fn_by_name
 
+from kvtier.integrations.vllm.layout import CHUNK_ORDER
 from kvtier.integrations.vllm.versions import running_version
 
 __all__ = ["key_bytes", "namespace_of", "seed_is_random", "worker_facts"]
@@ -82,6 +83,7 @@ def namespace_of(config: Any, facts: dict[str, Any], extra: str) -> str:
         **{field: value for field, value in facts.items() if field != "batches_in_flight"},
         "hash_seed": seed,
         "layout": config.kv_cache_layout,
+        "order": CHUNK_ORDER,
         "canonical": config.canonical_layout,
         "replicated": config.replicated_layout,
         "groups": [[group.tokens_per_block, _digest(group.layer_names)] for group in config.groups],

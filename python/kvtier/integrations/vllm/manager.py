@@ -43,7 +43,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import kvtier
-from kvtier.integrations.vllm.events import offloading_events, tier_matchers
+from kvtier.integrations.vllm.events import SOURCES, offloading_events, tier_matchers
 from kvtier.integrations.vllm.metrics import Metrics
 from kvtier.integrations.vllm.versions import ANNOUNCES_RESET_FLUSHED
 
@@ -99,7 +99,6 @@ class KVTierOffloadingManager(OffloadingManager):
         self,
         manager: kvtier.Manager,
         *,
-        store_threshold: int = 1,
         request_level: bool = False,
         events: bool = False,
         batches_in_flight: int = 1,
@@ -108,10 +107,10 @@ class KVTierOffloadingManager(OffloadingManager):
     ) -> None:
         """Takes `manager` over, and shuts it down.
 
-        `store_threshold` and `events` are the manager's; `request_level` says that one of its
-        tiers wants all chunks of a request. `batches_in_flight` is the most steps that vLLM
-        schedules before it has the result of the first. `drain_seconds` is how long `shutdown`
-        waits for stores. `info` is what `config_info` publishes.
+        `events` says whether it keeps events; `request_level` that one of its tiers wants all
+        chunks of a request. `batches_in_flight` is the most steps that vLLM schedules before it
+        has the result of the first. `drain_seconds` is how long `shutdown` waits for stores.
+        `info` is what `config_info` publishes.
         """
         self._manager = manager
         self._lookup_key = manager.lookup_key
@@ -120,8 +119,12 @@ class KVTierOffloadingManager(OffloadingManager):
         self._batches_in_flight = batches_in_flight
         self._drain_seconds = drain_seconds
         self._info = dict(info or {})
-        self._metrics = Metrics(store_threshold)
-        self._sources = _source_of_tiers(manager)
+        self._metrics = Metrics()
+        self._sources = {
+            name: SOURCES[tier["medium"]] for name, tier in manager.stats()["tiers"].items()
+        }
+        # The revision of the figures that `get_stats` gave last.
+        self._reported = -1
         self._requests = 0
         self._resets = 0
         # Whose keys were asked for last: vLLM asks for all keys of a request in a row.
@@ -203,8 +206,12 @@ class KVTierOffloadingManager(OffloadingManager):
                 self._scan_end = after
 
     def get_load_source(self, key: bytes, req_context: ReqContext) -> CacheHitSource:
-        """Where a hit came from: a tier if it was on its way when it was asked for."""
-        return self._sources if key in self._served(req_context).pending else CacheHitSource.HOST
+        """Where a hit came from: its tier if it was on its way when it was asked for."""
+        if key not in self._served(req_context).pending:
+            return CacheHitSource.HOST
+        tier = self._manager.promoted_from(key)
+        # On its way from the GPU, for another request.
+        return CacheHitSource.HOST if tier is None else self._sources[tier]
 
     def prepare_load(self, keys: Collection[bytes], req_context: ReqContext) -> CPULoadStoreSpec:
         """Pins the chunks; the spec has their slots."""
@@ -298,7 +305,11 @@ class KVTierOffloadingManager(OffloadingManager):
         return offloading_events(self._manager.take_events(), self._manager.stats)
 
     def get_stats(self) -> Any:
-        """What changed since the last call, under vLLM's names and ours."""
+        """What changed since the last call, under vLLM's names and ours; None if nothing did."""
+        revision = self._manager.revision
+        if revision == self._reported:
+            return None
+        self._reported = revision
         return self._metrics.take(self._manager.stats())
 
     def config_info(self) -> Sequence[Mapping[str, str | int]]:
@@ -328,16 +339,3 @@ def _in_order(batches: list[Sequence[bytes]], keys: Collection[bytes]) -> Sequen
         if len(batch) == len(keys) and batch[0] in keys:
             return batches.pop(number)
     return _sequence(keys)
-
-
-def _source_of_tiers(manager: kvtier.Manager) -> CacheHitSource:
-    """What to report for a chunk that came from a tier; kvtier does not say from which."""
-    found = {
-        CacheHitSource.HOST
-        if tier["medium"] == "memory"
-        else CacheHitSource.DISK
-        if tier["medium"] == "file"
-        else CacheHitSource.EXTERNAL_UNSPECIFIED
-        for tier in manager.stats()["tiers"].values()
-    }
-    return found.pop() if len(found) == 1 else CacheHitSource.EXTERNAL_UNSPECIFIED

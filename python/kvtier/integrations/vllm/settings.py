@@ -4,7 +4,7 @@
 |---|---|---|
 | `cpu_bytes_to_use` | bytes of host memory of one engine, all its ranks together | required |
 | `eviction_policy` | one of `kvtier._kvtier.POLICIES` | `"auto"` |
-| `secondary_tiers` | tiers behind host memory, fastest first, as in `kvtier.config` | none |
+| `secondary_tiers` | tiers behind host memory, fastest first, as in `kvtier.config`, or vLLM's own, as in `vllm_tiers` | none |
 | `store_threshold` | a chunk is stored when it was offered so often | 1 |
 | `namespace` | text that sets stores apart which vLLM's settings do not: new weights under an old name, a LoRA set | `""` |
 | `prefault_threads` | threads that touch host memory at start; 0: pages come at first use | 2 |

@@ -21,12 +21,14 @@ from kvtier.integrations.vllm.identity import (
     seed_is_random,
     worker_facts,
 )
-from kvtier.integrations.vllm.layout import slot_layout
+from kvtier.integrations.vllm.layout import rank_layout, slot_layout
 from kvtier.integrations.vllm.manager import KVTierOffloadingManager
 from kvtier.integrations.vllm.meeting import join_as_scheduler, join_as_worker
 from kvtier.integrations.vllm.metrics import metric_definitions
 from kvtier.integrations.vllm.settings import parse_settings
+from kvtier.integrations.vllm.vllm_tiers import with_vllm_tiers
 from kvtier.integrations.vllm.worker import KVTierOffloadingWorker
+from kvtier.torch.transfers import check_device
 
 __all__ = ["KVTierOffloadingSpec"]
 
@@ -47,10 +49,11 @@ class KVTierOffloadingSpec(OffloadingSpec):
 
     @classmethod
     def build_metric_definitions(
-        cls, extra_config: dict[str, Any]
+        cls,
+        extra_config: dict[str, Any],  # noqa: ARG003
     ) -> dict[str, OffloadingMetricMetadata]:
         """All figures that `get_stats` may have."""
-        return metric_definitions(parse_settings(extra_config).store_threshold)
+        return metric_definitions()
 
     @classmethod
     def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:  # noqa: ARG003
@@ -61,7 +64,7 @@ class KVTierOffloadingSpec(OffloadingSpec):
         """Checks the settings; opens nothing. Raises `ConfigError`."""
         super().__init__(config)
         self._settings = parse_settings(config.extra_config)
-        self._layout = slot_layout(config, self._settings.host_bytes)
+        self._slots = slot_layout(config, self._settings.host_bytes)
         # Tells vLLM that only rank 0 stores.
         self.replicated_layout = config.replicated_layout
         self._manager: KVTierOffloadingManager | None = None
@@ -75,7 +78,7 @@ class KVTierOffloadingSpec(OffloadingSpec):
         """
         if self._manager is None:
             settings = self._settings
-            region, facts = join_as_scheduler(self.config.engine_id, self._layout)
+            region, facts = join_as_scheduler(self.config.engine_id, self._slots)
             if settings.tiers and seed_is_random(facts):
                 _log.warning(
                     "%s has a random seed in every process, so chunks in tiers are not found "
@@ -85,7 +88,7 @@ class KVTierOffloadingSpec(OffloadingSpec):
             events = self.kv_events_config.enable_kv_cache_events
             manager = kvtier.Manager(
                 region,
-                settings.tiers,
+                with_vllm_tiers(settings.tiers, region, self),
                 policy=settings.policy,
                 key_bytes=key_bytes(facts),
                 namespace=namespace_of(self.config, facts, settings.namespace),
@@ -94,12 +97,11 @@ class KVTierOffloadingSpec(OffloadingSpec):
             )
             self._manager = KVTierOffloadingManager(
                 manager,
-                store_threshold=settings.store_threshold,
                 request_level=any(tier.get("offload") == "request" for tier in settings.tiers),
                 events=events,
                 batches_in_flight=facts["batches_in_flight"],
                 drain_seconds=settings.shutdown_drain_s,
-                info=dict(zip(_INFO, self._info(), strict=True)),
+                info=dict(zip(_INFO, self._info(manager), strict=True)),
             )
             _log.info(
                 "kvtier: %d slots of %d bytes in host memory, policy %s, %d tiers",
@@ -110,27 +112,32 @@ class KVTierOffloadingSpec(OffloadingSpec):
             )
         return self._manager
 
-    def _info(self) -> tuple[str | int, ...]:
-        layout, settings = self._layout, self._settings
-        tiers = ",".join(str(tier.get("name", tier.get("type"))) for tier in settings.tiers)
+    def _info(self, manager: kvtier.Manager) -> tuple[str | int, ...]:
+        slots, settings = self._slots, self._settings
         return (
-            layout.slots,
-            layout.blocks_per_chunk,
-            layout.slots * layout.slot_bytes,
+            slots.slots,
+            slots.blocks_per_chunk,
+            slots.slots * slots.slot_bytes,
             kvtier.__version__,
             settings.policy,
-            tiers,
+            ",".join(manager.stats()["tiers"]),
         )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """The side of one rank. Raises `LayoutError` or `TransferError`; see the worker."""
+        """The side of one rank.
+
+        Raises `LayoutError` for a KV cache that does not fit vLLM's config, `TransferError` for
+        one on a device other than cpu and cuda, `ConfigError` when ranks differ.
+        """
         if self._worker is None:
-            device = kv_caches.tensors[0].tensor.device
+            layout = rank_layout(self.config, kv_caches)
+            # Before there is a region, which a refused engine would leave to be found.
+            check_device(layout.device)
             region = join_as_worker(
                 self.config.engine_id,
-                self._layout,
-                worker_facts(device),
+                self._slots,
+                worker_facts(layout.device),
                 self._settings.prefault_threads,
             )
-            self._worker = KVTierOffloadingWorker(self.config, self._layout, region, kv_caches)
+            self._worker = KVTierOffloadingWorker(region, layout, self._slots.blocks_per_chunk)
         return self._worker

@@ -24,6 +24,7 @@ mod arc;
 mod auto;
 mod chain;
 mod check;
+mod evictor;
 mod ghosts;
 mod gittins;
 mod lirs;
@@ -40,6 +41,7 @@ use std::hash::{BuildHasher, Hasher};
 
 pub use admission::Admission;
 pub use chain::Chain;
+pub use evictor::Evictor;
 pub use list::{Links, List};
 pub use policy::{Policy, PolicyKind, Removal, UnknownPolicy};
 
@@ -98,6 +100,9 @@ pub enum IndexError {
     /// Not a capacity.
     #[error("a capacity of {0} chunks is not possible: use 1 to {MAX_CAPACITY}")]
     Capacity(u64),
+    /// No slot is free.
+    #[error("all {0} slots are taken: evict a key first")]
+    Full(u32),
     /// The key is not resident.
     #[error("key {0} is not resident")]
     Unknown(HexKey),

@@ -55,6 +55,12 @@ impl Index {
         self.reserve_named(keys, Named::Often, writer, requester, chain)
     }
 
+    /// Evicts `count` keys that the running call did not mark, for an owner that keeps the slots
+    /// itself. `None`, and nothing changed, when not as many may go.
+    pub fn evict_unmarked(&mut self, count: usize) -> Option<KeyBatch> {
+        (count <= self.policy.evictable() - self.protected).then(|| self.evict(count))
+    }
+
     /// How many keys could be reserved now, by a call that marked what it has marked.
     pub fn room(&self) -> usize {
         self.free() + self.policy.evictable() - self.protected

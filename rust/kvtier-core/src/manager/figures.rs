@@ -1,9 +1,10 @@
 //! What the manager counts, and the events it tells.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 
-use super::breaker::BreakerState;
 use super::histogram::Histogram;
+use crate::tier::BreakerState;
 use crate::tier::{Failure, Fault, Locality, Medium, Usage};
 
 /// Figures of the primary tier. Counters run since the manager was made.
@@ -21,6 +22,8 @@ pub struct PrimaryFigures {
     pub detached: u64,
     /// Requests that loaded or stored and have not ended.
     pub requests: u64,
+    /// Steps that ended.
+    pub steps: u64,
     /// Keys looked up and ready.
     pub hits: u64,
     /// Keys looked up and on their way.
@@ -115,13 +118,19 @@ pub struct TierSnapshot {
     pub medium: Medium,
     /// Where.
     pub locality: Locality,
+    /// The directory that it keeps its chunks in, if it does.
+    pub directory: Option<PathBuf>,
     /// What it did.
     pub figures: TierFigures,
+    /// What it counts by itself, by name.
+    pub details: Vec<(&'static str, u64)>,
 }
 
 /// All figures at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot {
+    /// Counts the snapshots of a manager: a later one has a higher number.
+    pub number: u64,
     /// The primary tier's.
     pub primary: PrimaryFigures,
     /// Every other tier's, in order.

@@ -119,11 +119,15 @@ impl Manager {
     pub(super) fn apply_results(&self, inner: &mut Inner) {
         for result in self.results.take() {
             if let Some(job) = inner.jobs.remove(&result.job) {
+                inner.revision += 1;
                 let moved = inner.tiers[job.tier].moved(job.direction);
                 moved.in_flight -= 1;
                 moved.bytes += result.bytes;
                 moved.seconds += result.busy.as_secs_f64();
                 inner.judge(&job, &result);
+                if let Some(spans) = &self.spans {
+                    spans.job_ended((job.tier, job.direction), result.job, &result);
+                }
                 match job.direction {
                     Direction::Store => self.apply_store(inner, &job, &result),
                     Direction::Load => inner.apply_load(&job, &result),
@@ -215,6 +219,7 @@ impl Inner {
         (submitted, deadline): (Instant, Instant),
     ) -> Ready {
         let (tier, direction) = place;
+        self.revision += 1;
         let id = self.next_job;
         self.next_job += 1;
         let cancelled = Arc::new(AtomicBool::new(false));
@@ -241,23 +246,14 @@ impl Inner {
     /// Tells the breaker how a job ended, and notes how long it took.
     fn judge(&mut self, job: &Running, result: &JobResult) {
         let breaker = &mut self.tiers[job.tier].breakers[job.direction as usize];
-        let withdrawn = job.shed || job.cancelled.load(Ordering::Relaxed);
-        let gone = |outcome: &Outcome| *outcome == Err(Failure::Missing);
-        let change = if job.overdue {
+        if job.overdue {
             // Judged when it became late.
-            None
-        } else if result.outcomes.iter().any(Result::is_ok) {
-            breaker.succeeded()
-        } else if withdrawn || result.outcomes.iter().all(gone) {
-            breaker.withdrawn(result.job);
-            None
-        } else {
-            breaker.failed(Some(result.job), result.ended)
-        };
-        if !job.overdue {
-            let took = result.ended.saturating_duration_since(job.submitted);
-            self.tiers[job.tier].moved(job.direction).latency.add(took);
+            return;
         }
+        let withdrawn = job.shed || job.cancelled.load(Ordering::Relaxed);
+        let change = breaker.judge(result, withdrawn);
+        let took = result.ended.saturating_duration_since(job.submitted);
+        self.tiers[job.tier].moved(job.direction).latency.add(took);
         self.breaker_is(job.tier, job.direction, change);
     }
 
@@ -300,6 +296,7 @@ impl Inner {
         let Some(job) = self.jobs.get_mut(&id) else {
             return;
         };
+        self.revision += 1;
         job.overdue = true;
         job.cancelled.store(true, Ordering::Relaxed);
         let (tier, direction) = (job.tier, job.direction);
@@ -321,6 +318,7 @@ impl Inner {
 
     /// Counts faults of a tier, each of them against its loads.
     fn count_faults(&mut self, number: usize, fault: usize, times: u32, now: Instant) {
+        self.revision += 1;
         self.tiers[number].figures.faults[fault] += u64::from(times);
         for _ in 0..times.min(u32::from(u16::MAX)) {
             let change = self.tiers[number].breakers[Direction::Load as usize].failed(None, now);

@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use super::figures::{Direction, EventKind, PrimaryFigures};
-use super::{BreakerState, Inner, Lookup, Manager, ManagerError, RequestId, TierMask, requester};
+use super::{
+    BreakerState, FROM_ENGINE, Inner, Lookup, Manager, ManagerError, RequestId, TierMask, requester,
+};
 use crate::clock::Clock;
 use crate::index::{Chain, State, Token, Writer};
 use crate::key::KeyBatch;
@@ -113,6 +115,20 @@ impl Manager {
         let mut keys = KeyBatch::empty(self.key_bytes());
         keys.push(key)?;
         Ok(self.lookup(request, &keys, false)?[0])
+    }
+
+    /// The name of the tier that a resident chunk was, or is being, promoted from; `None` for one
+    /// that the engine stored, or that is not resident.
+    ///
+    /// # Errors
+    /// [`ManagerError::Closed`].
+    pub fn promoted_from(&self, key: &[u8]) -> Result<Option<&str>, ManagerError> {
+        let mut inner = self.inner.lock();
+        let inner = inner.look()?;
+        let slot = inner.index.find(key).map(|token| inner.index.slot(token));
+        let origin = slot.map(|slot| inner.origins[slot as usize]);
+        let tier = origin.filter(|&origin| origin != FROM_ENGINE);
+        Ok(tier.map(|number| &*self.tiers[usize::from(number)].name))
     }
 
     /// The tiers that may be asked for a request: those its options allow, whose breaker lets
@@ -384,6 +400,8 @@ impl Inner {
             if let Some(&(_, tier)) = homes.find(|&&(position, _)| position == at) {
                 self.tiers[tier].figures.hits += 1;
                 self.tiers[tier].promotions += 1;
+                // There are at most `MAX_TIERS`.
+                self.origins[self.index.slot(token) as usize] = tier as u8;
                 self.promotions.push(Promotion { tier, request, token });
             }
         }

@@ -37,47 +37,56 @@
 //! | `job.rs` | accounting for jobs: cascades, results, deadlines |
 //! | `tier.rs` | a tier as the manager knows it, and calls into it |
 //! | `reset.rs` | forgetting the primary tier under an engine that runs |
-//! | `breaker.rs`, `pressure.rs` | when a tier is switched off, when its stores are shed |
+//! | `tier/breaker.rs`, `pressure.rs` | when a tier is switched off, when its stores are shed |
 //! | `doubts.rs` | which chunks a tier is not asked for, since it did not bring them |
-//! | `figures.rs`, `histogram.rs` | what is counted |
+//! | `solo.rs` | one tier, without a manager of ours |
+//! | `spans.rs` | what a trace is told |
+//! | `figures.rs`, `histogram.rs`, `named.rs` | what is counted, and under which names it is shown |
 
-mod breaker;
 mod doubts;
 mod figures;
 mod histogram;
 mod job;
 mod lookup;
+mod named;
 mod pressure;
 mod request;
 mod reset;
+mod solo;
+mod spans;
 mod step;
 mod tier;
 mod transfer;
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use breaker::BreakerState;
 pub use figures::{
     Direction, Event, EventKind, Moved, PrimaryFigures, Snapshot, TierFigures, TierSnapshot,
 };
 pub use histogram::{BUCKETS, Histogram};
+pub use named::{Figure, Tell};
 pub use request::{RequestOptions, TierMatcher};
+pub use solo::{Ended, SoloError, SoloTier};
 pub use transfer::PreparedStore;
 
-pub use crate::tier::RequestId;
+pub use crate::tier::{BreakerState, RequestId};
 
 use crate::clock::Clock;
 use crate::index::{Admission, Index, IndexError, PolicyKind, Requester, Slot};
 use crate::key::{KeyBatch, KeyError};
+use crate::page::{self, Description, Page, PageError};
 use crate::region::Region;
 use crate::sync::Mutex;
 use crate::tier::{JobId, Offload, Results, SecondaryTier, TierConfig, TierError, TierLimits};
+use crate::trace::Trace;
 use figures::Events;
 use job::Running;
 use lookup::{Promotion, Retrying};
 use request::Request;
+use spans::Spans;
 use tier::{Tier, TierState};
 
 /// What a look-up answers for a key.
@@ -162,6 +171,9 @@ type TierMask = u64;
 /// The most tiers a manager can have.
 pub const MAX_TIERS: usize = TierMask::BITS as usize;
 
+/// The origin of a chunk that no tier brought; no tier has this number.
+const FROM_ENGINE: u8 = u8::MAX;
+
 struct Inner {
     index: Index,
     admission: Admission,
@@ -173,6 +185,8 @@ struct Inner {
     next_deadline: Option<Instant>,
     /// Steps that ended.
     step: u64,
+    /// Snapshots that were taken.
+    snapshots: u64,
     /// Since when requests are told to ask again.
     retrying: HashMap<RequestId, Retrying>,
     /// Chunks promoted for requests since they loaded or stored one.
@@ -185,20 +199,28 @@ struct Inner {
     more_holders: HashMap<Slot, u32>,
     /// Slots that the engine held when they were forgotten.
     engine_held: Vec<Slot>,
+    /// Of each slot, which tier its chunk was promoted from; [`FROM_ENGINE`] for one that was stored.
+    origins: Box<[u8]>,
     /// Between `reset` and `reset_flushed`.
     resetting: bool,
     events: Events,
     primary: PrimaryFigures,
     tiers: Vec<TierState>,
+    /// Grows whenever a figure may have changed.
+    revision: u64,
     closed: bool,
 }
 
 impl Inner {
+    /// For a call that changes something.
     fn open(&mut self) -> Result<&mut Self, ManagerError> {
-        if self.closed {
-            return Err(ManagerError::Closed);
-        }
-        Ok(self)
+        self.revision += 1;
+        self.look()
+    }
+
+    /// For a call that changes nothing, or notes it where it does.
+    fn look(&mut self) -> Result<&mut Self, ManagerError> {
+        if self.closed { Err(ManagerError::Closed) } else { Ok(self) }
     }
 
     /// Notes the new state of a breaker, if it is another.
@@ -230,6 +252,10 @@ pub struct Manager {
     request_level: TierMask,
     results: Arc<Results>,
     clock: Clock,
+    /// Where the figures are shown.
+    page: Option<Page>,
+    /// Who is told what moves when.
+    spans: Option<Spans>,
     inner: Mutex<Inner>,
 }
 
@@ -263,16 +289,19 @@ impl Manager {
                 next_job: 0,
                 next_deadline: None,
                 step: 0,
+                snapshots: 0,
                 retrying: HashMap::new(),
                 promised: HashMap::new(),
                 parked: Vec::new(),
                 ended: Vec::new(),
                 more_holders: HashMap::new(),
                 engine_held: Vec::new(),
+                origins: vec![FROM_ENGINE; region.slots() as usize].into(),
                 resetting: false,
                 events: Events::new(options.events),
                 primary: PrimaryFigures::default(),
                 tiers: states,
+                revision: 0,
                 closed: false,
             }),
             region,
@@ -280,6 +309,8 @@ impl Manager {
             request_level,
             results: Arc::new(Results::new(options.clock.clone())),
             clock: options.clock.clone(),
+            page: None,
+            spans: None,
         })
     }
 
@@ -308,6 +339,37 @@ impl Manager {
             }
         }
         Self::new(region, options, tiers)
+    }
+
+    /// Shows the figures on a [page] in `directory` from now on, anew after each step.
+    ///
+    /// # Errors
+    /// [`PageError`]; the manager works without one.
+    pub fn open_page(&mut self, directory: &Path) -> Result<(), PageError> {
+        let snapshot = self.stats();
+        let description = Description::of(&snapshot, self.region.slot_bytes());
+        let page = Page::create(directory, &description)?;
+        page.publish(&snapshot);
+        self.page = Some(page);
+        Ok(())
+    }
+
+    /// Tells `trace` of steps and jobs from now on.
+    pub fn open_trace(&mut self, trace: Trace) {
+        self.spans = Some(Spans::new(trace, &self.clock, &self.tiers));
+    }
+
+    /// Opens the page and the trace that the environment asks for. The manager works without
+    /// them: what can not be had is a warning.
+    pub fn show(&mut self) {
+        if let Some(directory) = page::directory()
+            && let Err(error) = self.open_page(&directory)
+        {
+            log::warn!("kvtier top and kvtier exporter will not show this manager: {error}");
+        }
+        if let Some(trace) = Trace::from_environment() {
+            self.open_trace(trace);
+        }
     }
 
     /// The primary region.
@@ -346,7 +408,7 @@ impl Manager {
     /// [`ManagerError::Closed`].
     pub fn take_events(&self) -> Result<Vec<Event>, ManagerError> {
         let mut inner = self.inner.lock();
-        Ok(inner.open()?.events.take())
+        Ok(inner.look()?.events.take())
     }
 
     /// The name of a tier in events: `None` is the primary one.
@@ -354,15 +416,22 @@ impl Manager {
         tier.map_or("primary", |number| &self.tiers[number].name)
     }
 
+    /// A number that is another one whenever [`Manager::stats`] may be: asking for it is cheap.
+    pub fn revision(&self) -> u64 {
+        self.inner.lock().revision
+    }
+
     /// All figures at one moment.
     pub fn stats(&self) -> Snapshot {
-        let (mut primary, mut figures, occupancy) = {
-            let inner = self.inner.lock();
+        let (number, mut primary, mut figures, occupancy) = {
+            let mut inner = self.inner.lock();
+            inner.snapshots += 1;
             let mut primary = inner.primary;
             primary.requests = inner.requests.len() as u64;
+            primary.steps = inner.step;
             let figures: Vec<TierFigures> =
                 inner.tiers.iter().map(TierState::current_figures).collect();
-            (primary, figures, inner.index.occupancy())
+            (inner.snapshots, primary, figures, inner.index.occupancy())
         };
         primary.slots = u64::from(self.region.slots());
         primary.ready = occupancy.ready as u64;
@@ -377,9 +446,11 @@ impl Manager {
             name: tier.name.clone(),
             medium: tier.medium,
             locality: tier.locality,
+            details: tier.call("details", |tier| tier.details()).unwrap_or_default(),
+            directory: tier.inner.directory().map(Path::to_owned),
             figures,
         });
-        Snapshot { primary, tiers: tiers.collect() }
+        Snapshot { number, primary, tiers: tiers.collect() }
     }
 
     /// Walks every invariant.

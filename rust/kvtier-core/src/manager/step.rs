@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::figures::{Direction, EventKind};
 use super::lookup::Promotion;
+use super::spans::{Part, Spans};
 use super::{Inner, Manager, ManagerError, RequestId};
 use crate::index::Token;
 use crate::key::KeyBatch;
@@ -44,6 +45,12 @@ impl Manager {
     /// # Errors
     /// [`ManagerError::Closed`].
     pub fn end_step(&self) -> Result<(), ManagerError> {
+        let mut step = self.spans.as_ref().map(Spans::step);
+        let mut done = |part| {
+            if let Some(step) = &mut step {
+                step.done(part);
+            }
+        };
         let mut removed = Vec::new();
         for (number, tier) in self.tiers.iter().enumerate() {
             let mut news = News::default();
@@ -53,11 +60,13 @@ impl Manager {
                 removed.push((number, news.removed));
             }
         }
-        let outgoing = {
+        done(Part::News);
+        let (outgoing, number) = {
             let mut inner = self.inner.lock();
-            let inner = inner.open()?;
+            let inner = inner.look()?;
             inner.step += 1;
             for (number, keys) in &removed {
+                inner.revision += 1;
                 inner.tiers[*number].figures.evictions += keys.len() as u64;
                 let keys = keys.iter().map(AsRef::as_ref);
                 inner.events.push(EventKind::Removed, Some(*number), keys);
@@ -70,9 +79,17 @@ impl Manager {
                 // Promotions that are held back may be theirs.
                 outgoing.ended.append(&mut inner.ended);
             }
-            outgoing
+            (outgoing, inner.step)
         };
+        done(Part::Account);
         self.send(outgoing);
+        done(Part::Submit);
+        if let Some(step) = step {
+            step.end(number);
+        }
+        if let Some(page) = &self.page {
+            page.publish(&self.stats());
+        }
         Ok(())
     }
 
@@ -84,7 +101,7 @@ impl Manager {
     pub fn wait_until(&self, deadline: Instant) -> Result<bool, ManagerError> {
         {
             let mut inner = self.inner.lock();
-            if inner.open()?.jobs.is_empty() {
+            if inner.look()?.jobs.is_empty() {
                 return Ok(false);
             }
         }
@@ -97,7 +114,7 @@ impl Manager {
     /// [`ManagerError::Closed`].
     pub fn is_busy(&self) -> Result<bool, ManagerError> {
         let mut inner = self.inner.lock();
-        let inner = inner.open()?;
+        let inner = inner.look()?;
         let promotes = !inner.promotions.is_empty() && !inner.resetting;
         Ok(promotes || !inner.jobs.is_empty())
     }
@@ -117,6 +134,12 @@ impl Manager {
             self.tiers[number].call("shutdown", |tier| tier.shutdown());
         }
         self.apply_results(&mut self.inner.lock());
+        if let Some(page) = &self.page {
+            page.withdraw();
+        }
+        if let Some(spans) = &self.spans {
+            spans.flush();
+        }
     }
 
     /// Makes one load job for each (tier, request) that has promotions queued.
@@ -172,7 +195,11 @@ impl Manager {
     /// Hands jobs to their tiers and tells them of ended requests; called without the lock. A
     /// tier that panics loses the job, which then reports itself as lost.
     pub(super) fn send(&self, outgoing: Outgoing) {
-        for Ready { id, request, tier, direction, chunks, cancelled } in outgoing.jobs {
+        for job in outgoing.jobs {
+            if let Some(spans) = &self.spans {
+                spans.job_began(&job);
+            }
+            let Ready { id, request, tier, direction, chunks, cancelled } = job;
             let region = Arc::clone(&self.region);
             let results = Arc::clone(&self.results);
             let parts = JobParts { id, request, chunks, region, results, cancelled };

@@ -11,6 +11,7 @@ use crate::tier::{
 
 mod requests;
 mod resets;
+mod solo;
 mod trouble;
 mod waiting;
 
@@ -196,6 +197,8 @@ fn evicted_chunks_come_back_from_a_tier_with_their_bytes() {
     assert_eq!(look(&manager, &[3]), [Lookup::HitPending], "queued once");
     settle(&manager);
     assert_eq!(look(&manager, &[3]), [Lookup::Hit]);
+    let origin = |number: u8| manager.promoted_from(&[number; 8]).expect("open");
+    assert_eq!([origin(1), origin(3), origin(9)], [None, Some("memory"), None]);
     let slots = manager.prepare_load(2, &keys(&[3])).expect("ready");
     // SAFETY: pinned.
     assert!(unsafe { manager.region().slot(slots[0]) }.iter().all(|&byte| byte == 3));
@@ -203,6 +206,30 @@ fn evicted_chunks_come_back_from_a_tier_with_their_bytes() {
     let stats = manager.stats();
     assert_eq!((stats.tiers[0].figures.stores.chunks, stats.tiers[0].figures.loads.chunks), (6, 1));
     assert_eq!(stats.primary.pinned, 0);
+    store(&manager, &[7, 8, 9, 10]);
+    assert_eq!([7, 8, 9, 10].map(origin), [None; 4], "whatever was in their slots before");
+}
+
+#[test]
+fn a_step_in_which_nothing_happens_leaves_the_revision_and_all_figures() {
+    let manager = manager(vec![slot("memory", memory_tier(16))]);
+    let mut seen = vec![manager.revision()];
+    let mut changed = |manager: &Manager| {
+        seen.push(manager.revision());
+        let [.., before, now] = seen[..] else { unreachable!() };
+        before != now
+    };
+    store(&manager, &[1, 2, 3, 4]);
+    assert!(changed(&manager));
+    settle(&manager);
+    assert!(changed(&manager), "the tier's job ended");
+    let figures = manager.stats();
+    (0..3).for_each(|_| end_step(&manager));
+    manager.take_events().expect("open");
+    assert!(!changed(&manager));
+    assert_eq!(manager.stats(), figures);
+    look(&manager, &[9]);
+    assert!(changed(&manager), "a key was looked up");
 }
 
 #[test]

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::TierSlot;
-use super::breaker::Breaker;
 use super::doubts::Doubts;
 use super::figures::{Direction, Moved, TierFigures};
 use super::pressure::Pressure;
 use crate::log_limit::{LogLimit, limited};
 use crate::region::Region;
 use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::tier::breaker::Breaker;
 use crate::tier::{Fault, JobId, Locality, Medium, SecondaryTier, TierLimits};
 
 /// A tier as the manager knows it; what changes is in [`TierState`].

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::figures::EventKind;
 use super::step::Outgoing;
-use super::{Inner, Manager, ManagerError, RequestId, TierMask, requester};
+use super::{FROM_ENGINE, Inner, Manager, ManagerError, RequestId, TierMask, requester};
 use crate::index::{Chain, Index, IndexError, Pin, Slot, State, Token, Writer};
 use crate::key::{HexKey, KeyBatch};
 
@@ -139,6 +139,9 @@ impl Manager {
         inner.primary.not_admitted += (keys.len() - offered.admitted.len()) as u64;
         inner.primary.evictions += reserved.evicted.len() as u64;
         inner.events.push(EventKind::Removed, None, reserved.evicted.iter());
+        for &slot in &reserved.slots {
+            inner.origins[slot as usize] = FROM_ENGINE;
+        }
         if made {
             inner.promises_end(request);
             let state = inner.request(request, self.request_level);

@@ -2,14 +2,14 @@
 //!
 //! | field | tiers | meaning | default |
 //! |---|---|---|---|
-//! | `type` | all | `"memory"`, `"file"`, `"faulty"`, or a tier made elsewhere | required |
+//! | `type` | all | `"memory"`, `"file"`, `"redis"`, `"faulty"`, or a tier made elsewhere | required |
 //! | `name` | all | name in figures and events | the type |
 //! | `capacity_bytes` | memory, file | bytes the tier may take | required |
 //! | `threads` | memory, file | worker threads, 1 to 64 | 2 |
 //! | `inner` | faulty | the tier that does the work | required |
 //! | `faults` | faulty | what goes wrong: [`Faults`] | nothing |
 //!
-//! the fields of [`FileSettings`], and the [limits](super::TierLimits) that every tier takes.
+//! the fields of [`FileSettings`] and [`RedisSettings`], and the [limits](super::TierLimits) that every tier takes.
 
 use std::path::PathBuf;
 
@@ -17,8 +17,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    Faults, FaultyTier, FileSettings, FileTier, MemoryStore, SecondaryTier, StoreTier, TierError,
-    TierLimits,
+    Faults, FaultyTier, FileSettings, FileTier, MemoryStore, RedisSettings, RedisTier,
+    SecondaryTier, StoreTier, TierError, TierLimits,
 };
 
 /// A tier's description that cannot be used.
@@ -56,6 +56,8 @@ pub enum Place {
     },
     /// Files of a directory.
     File(FileSettings),
+    /// Redis or Valkey.
+    Redis(Box<RedisSettings>),
     /// A tier that goes wrong on purpose, around another: for tests.
     #[serde(skip)]
     Faulty {
@@ -83,7 +85,9 @@ pub type OpenForeign<'a> = dyn FnMut(&TierConfig) -> Result<Box<dyn SecondaryTie
 
 impl Place {
     /// The types that are made here.
-    pub const TYPES: [&str; 3] = ["memory", "file", "faulty"];
+    pub const TYPES: [&str; 4] = ["memory", "file", "redis", "faulty"];
+    /// Those of them that are behind a network.
+    const NETWORK: [&str; 1] = ["redis"];
 }
 
 fn two() -> usize {
@@ -132,7 +136,9 @@ impl TierConfig {
         };
         let limits: Map<String, Value> =
             TierLimits::FIELDS.iter().filter_map(|&name| fields.remove_entry(name)).collect();
-        let limits = TierLimits::parse(limits)?;
+        let is_network = kind.as_deref().is_some_and(|kind| Place::NETWORK.contains(&kind));
+        let default = if is_network { TierLimits::of_network() } else { TierLimits::default() };
+        let limits = TierLimits::parse(limits, &default)?;
         let is_foreign = kind.as_ref().is_some_and(|kind| foreign.contains(kind));
         if let Some(kind) = kind.as_deref().filter(|kind| !Place::TYPES.contains(kind))
             && !is_foreign
@@ -158,6 +164,9 @@ impl TierConfig {
             && !(1..=64).contains(threads)
         {
             return Err(format!("threads = {threads} is not between 1 and 64"));
+        }
+        if let Place::Redis(settings) = &place {
+            settings.check()?;
         }
         // There is a type, or `place` had been refused.
         Ok(Self { name: name.or(kind).unwrap_or_default(), place, limits })
@@ -188,6 +197,14 @@ impl TierConfig {
             Place::File(settings) => {
                 Ok(Box::new(FileTier::open(settings, chunk_bytes, key_bytes, namespace)?))
             }
+            Place::Redis(settings) => Ok(Box::new(RedisTier::open(
+                settings,
+                &self.name,
+                &self.limits,
+                chunk_bytes,
+                key_bytes,
+                namespace,
+            )?)),
             Place::Faulty { inner, faults } => {
                 let inner = inner.open(chunk_bytes, key_bytes, namespace, foreign)?;
                 Ok(Box::new(FaultyTier::start(inner, *faults).map_err(failed)?))

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::network::{BadCopy, NetworkError};
 use crate::index::IndexError;
 use crate::key::HexKey;
 use crate::region::RegionError;
@@ -127,6 +128,17 @@ pub enum TierError {
         /// Whose.
         key: HexKey,
     },
+    /// What a server keeps for a chunk is not that chunk.
+    #[error("the copy of chunk {key} {bad}")]
+    BadCopy {
+        /// Whose.
+        key: HexKey,
+        /// What is wrong with it.
+        bad: BadCopy,
+    },
+    /// An exchange with a server failed.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
     /// The chunk is not here any more.
     #[error("chunk {0} is gone")]
     Missing(HexKey),

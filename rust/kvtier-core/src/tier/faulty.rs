@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 use std::panic::resume_unwind;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -217,6 +218,10 @@ impl SecondaryTier for FaultyTier {
         self.inner.locality()
     }
 
+    fn directory(&self) -> Option<&Path> {
+        self.inner.directory()
+    }
+
     fn lookup(
         &self,
         request: RequestId,
@@ -282,6 +287,10 @@ impl SecondaryTier for FaultyTier {
 
     fn usage(&self) -> Usage {
         self.inner.usage()
+    }
+
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        self.inner.details()
     }
 
     fn shutdown(&self) {

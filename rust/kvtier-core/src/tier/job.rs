@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::TierError;
+use super::network::NetworkError;
 use crate::checksum::Checksum;
 use crate::clock::Clock;
 use crate::index::{Slot, Token};
@@ -54,9 +55,9 @@ impl Failure {
 impl From<&TierError> for Failure {
     fn from(error: &TierError) -> Self {
         match error {
-            TierError::Corrupt { .. } => Self::Corrupt,
+            TierError::Corrupt { .. } | TierError::BadCopy { .. } => Self::Corrupt,
             TierError::Missing(_) => Self::Missing,
-            TierError::Busy(_) => Self::Full,
+            TierError::Busy(_) | TierError::Network(NetworkError::Full { .. }) => Self::Full,
             TierError::Io { source, .. }
                 if source.kind() == std::io::ErrorKind::StorageFull
                     || source.kind() == std::io::ErrorKind::QuotaExceeded =>

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `load_deadline_s` | after which a load is a miss | 5 |
 //! | `store_deadline_s` | after which a store is given up | 30 |
-//! | `lookup_deadline_s` | how long a request is told to ask again, then it is a miss | 1 |
+//! | `lookup_deadline_s` | how long a request is told to ask again, then it is a miss | 1; network tiers 0.02 |
 //! | `load_share` | part of the primary tier's slots that its loads may hold, above 0 to 1 | 0.5 |
 //! | `max_queued_bytes` | bytes of stores under way, above which stores are shed | half the region |
 //! | `shed` | which stores are shed: `"newest"` or `"oldest"` | `"newest"` |
@@ -91,6 +91,13 @@ impl Default for TierLimits {
     }
 }
 
+impl TierLimits {
+    /// The defaults of a tier behind a network: an engine rather computes than waits for it.
+    pub fn of_network() -> Self {
+        Self { lookup_deadline: Duration::from_millis(20), ..Self::default() }
+    }
+}
+
 /// The settings as they are written; what is absent keeps its default.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -126,8 +133,8 @@ impl TierLimits {
         "offload",
     ];
 
-    /// Reads the settings that are given, all of them ours.
-    pub(super) fn parse(fields: Map<String, Value>) -> Result<Self, String> {
+    /// Reads the settings that are given, all of them ours; the others are `default`'s.
+    pub(super) fn parse(fields: Map<String, Value>, default: &Self) -> Result<Self, String> {
         let mut written = Map::new();
         for (name, value) in fields {
             // One at a time, so that an error of the type tells which.
@@ -138,7 +145,6 @@ impl TierLimits {
         }
         let written: Written =
             serde_json::from_value(Value::Object(written)).map_err(|error| error.to_string())?;
-        let default = Self::default();
         let limits = Self {
             load_deadline: time("load_deadline_s", written.load_deadline_s, default.load_deadline)?,
             store_deadline: time(

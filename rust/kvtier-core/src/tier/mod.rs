@@ -9,6 +9,7 @@
 //! A chunk that leaves the primary tier gets a checksum, once, by the first worker that needs
 //! it. A chunk that comes back can only be reported by [`LoadJob::deliver`], which compares.
 
+pub(crate) mod breaker;
 mod config;
 mod crew;
 mod error;
@@ -19,9 +20,13 @@ mod job;
 mod lanes;
 mod limits;
 mod memory;
+mod namespace;
+pub mod network;
+mod redis;
 mod store;
 mod workers;
 
+pub use breaker::BreakerState;
 pub use config::{OpenForeign, Place, TierConfig, TierConfigError};
 pub use error::TierError;
 pub use faulty::{Faults, FaultyTier};
@@ -33,7 +38,10 @@ pub use job::{
 };
 pub use limits::{Offload, Shed, TierLimits};
 pub use memory::MemoryStore;
+pub use redis::{RedisSettings, RedisTier};
 pub use store::{ChunkStore, StoreTier};
+
+use std::path::Path;
 
 use crate::key::KeyBatch;
 
@@ -154,6 +162,11 @@ pub trait SecondaryTier: Send + Sync {
     fn locality(&self) -> Locality {
         Locality::Local
     }
+    /// The directory that it keeps its chunks in, if it does: whoever looks after the machine
+    /// wants to know how much room its device has.
+    fn directory(&self) -> Option<&Path> {
+        None
+    }
     /// Says for each of `keys[wanted[i]]` whether it is here, in `presence[i]`, for `request`.
     /// A tier that has to ask elsewhere says [`Presence::Retry`] until it knows.
     fn lookup(
@@ -176,6 +189,10 @@ pub trait SecondaryTier: Send + Sync {
     fn finish_request(&self, _request: RequestId) {}
     /// How full it is.
     fn usage(&self) -> Usage;
+    /// What else it counted since it was opened, by name.
+    fn details(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
     /// Drops what is queued, ends what runs, and joins the threads, but for threads that do not
     /// come back within seconds: those keep what they use alive. Idempotent.
     fn shutdown(&self);

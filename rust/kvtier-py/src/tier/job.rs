@@ -14,10 +14,13 @@
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
+use kvtier_core::checksum::Checksum;
 use kvtier_core::tier::{Job, LoadJob, StoreJob};
 use parking_lot::Mutex;
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -115,6 +118,8 @@ pub(crate) struct TierJob {
     chunks: Py<PyList>,
     #[pyo3(get)]
     checksums: Py<PyList>,
+    #[pyo3(get)]
+    slots: Py<PyList>,
     handle: Arc<Mutex<Option<Handle>>>,
 }
 
@@ -159,14 +164,37 @@ impl TierJob {
             AnyJob::Load(_) => PyList::empty(py),
         };
         let checksums = checksums.unbind();
+        let slots = PyList::new(py, &job.chunks().slots)?.unbind();
         let keys = key_list(py, job.chunks().keys.iter())?.unbind();
         let chunks = list.unbind();
         let handle = Handle { hold, chunks: chunks.clone_ref(py) };
         let handle = Arc::new(Mutex::new(Some(handle)));
         let lent = Arc::new(Lent { views, handle: Arc::downgrade(&handle) });
-        Ok((Self { id, request, keys, chunks, checksums, handle }, lent))
+        Ok((Self { id, request, keys, chunks, checksums, slots, handle }, lent))
     }
 }
+
+/// See `_kvtier.pyi`.
+#[pyfunction]
+pub(crate) fn chunk_checksum(key: &[u8], chunk: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let py = chunk.py();
+    let buffer = PyBuffer::<u8>::get(chunk)?;
+    let start = buffer.as_slice_ptr().ok_or_else(|| {
+        PyBufferError::new_err("expected the bytes of a chunk, contiguous, of one byte each")
+    })?;
+    let bytes = ReadPtr(start);
+    Ok(py.detach(move || {
+        let bytes = bytes;
+        // SAFETY: `buffer` keeps the memory; who asks for its checksum lets nobody write it.
+        Checksum::of_chunk(key, unsafe { bytes.0.as_ref() }).0
+    }))
+}
+
+/// Bytes that are read without the interpreter.
+struct ReadPtr(NonNull<[u8]>);
+
+// SAFETY: it is only read, by one thread, while the buffer that it is of lives.
+unsafe impl Send for ReadPtr {}
 
 /// Owner of the bytes of one view; a tier only meets it as `memoryview.obj`.
 #[pyclass(frozen, module = "kvtier._kvtier")]

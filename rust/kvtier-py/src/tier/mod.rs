@@ -33,8 +33,8 @@ use kvtier_core::tier::{
     LoadJob, Locality, Medium, News, Presence, RequestId, SecondaryTier, StoreJob, Usage,
 };
 
-pub(crate) use job::TierJob;
-pub(crate) use open::open_manager;
+pub(crate) use job::{TierJob, chunk_checksum};
+pub(crate) use open::{open_manager, open_solo};
 pub(crate) use port::TierPort;
 
 use job::AnyJob;

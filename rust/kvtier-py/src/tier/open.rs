@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvtier_core::manager::{self, ManagerOptions};
+use kvtier_core::manager::{self, ManagerError, ManagerOptions, TierSlot};
 use kvtier_core::region::Region;
 use kvtier_core::tier::{Locality, Medium, SecondaryTier, TierConfig, TierError};
 use pyo3::prelude::*;
@@ -12,6 +12,7 @@ use super::shared::{Shared, Wants};
 use super::{PyTier, TierPort};
 use crate::convert::named;
 use crate::error::{OrRaise, raise};
+use crate::region;
 
 /// One entry of `tiers`, as `kvtier.tiers.registry` resolved it.
 #[derive(FromPyObject)]
@@ -38,6 +39,45 @@ pub(crate) fn open_manager(
     tiers: Option<&Bound<'_, PyAny>>,
     namespace: &str,
 ) -> PyResult<manager::Manager> {
+    let place = Place { region: Arc::clone(&region), key_bytes: options.key_bytes, namespace };
+    open(py, tiers, &place, |configs, open_one| {
+        manager::Manager::open(region, options, configs, open_one)
+    })
+}
+
+/// One tier of `region`, opened, for a manager that is not ours.
+pub(crate) fn open_solo(
+    py: Python<'_>,
+    tier: &Bound<'_, PyAny>,
+    region: &Arc<Region>,
+    key_bytes: usize,
+    namespace: &str,
+    make: impl FnOnce(TierSlot) -> manager::SoloTier + Send,
+) -> PyResult<manager::SoloTier> {
+    let place = Place { region: Arc::clone(region), key_bytes, namespace };
+    let tiers = PyList::new(py, [tier])?;
+    open(py, Some(tiers.as_any()), &place, |configs, open_one| {
+        // One was given, and every one given is in the list.
+        let config = &configs[0];
+        let (name, limits) = (config.name.clone(), config.limits.clone());
+        match open_one(0, config) {
+            Ok(tier) => Ok(make(TierSlot { name, tier, limits })),
+            Err(source) => Err(ManagerError::Tier { name, source }),
+        }
+    })
+}
+
+/// Opens one of the tiers, by its position.
+type OpenOne<'a> =
+    dyn FnMut(usize, &TierConfig) -> Result<Box<dyn SecondaryTier>, TierError> + Send + 'a;
+
+/// Reads the settings of tiers, and has `make` open them and what they are for.
+fn open<T: Send>(
+    py: Python<'_>,
+    tiers: Option<&Bound<'_, PyAny>>,
+    place: &Place<'_>,
+    make: impl FnOnce(&[TierConfig], &mut OpenOne<'_>) -> Result<T, ManagerError> + Send,
+) -> PyResult<T> {
     py.import("kvtier._logs")?.call_method0("start")?;
     let planned: Vec<Planned> = match tiers {
         Some(tiers) => {
@@ -49,23 +89,21 @@ pub(crate) fn open_manager(
     let foreign: Vec<String> =
         planned.iter().filter_map(|planned| Some(planned.tier.as_ref()?.kind.clone())).collect();
     let configs = TierConfig::parse_all(&to_json(&fields)?, &foreign).or_raise(py)?;
-    let chunk_bytes = region.slot_bytes();
-    let place = Place { chunk_bytes, key_bytes: options.key_bytes, namespace };
     let mut raised = None;
     let opened = py.detach(|| {
-        manager::Manager::open(region, options, &configs, |position, config| {
+        make(&configs, &mut |position, config| {
             // The tier itself, or the one inside it.
             let foreign = &mut |config: &TierConfig| {
                 let Some(tier) = &planned[position].tier else {
                     return Err(TierError::Foreign(config.name.clone()));
                 };
-                Python::attach(|py| start(py, tier, config, &place)).map_err(|error| {
+                Python::attach(|py| start(py, tier, config, place)).map_err(|error| {
                     let refused = TierError::Refused(error.to_string());
                     raised = Some(error);
                     refused
                 })
             };
-            config.open(chunk_bytes, options.key_bytes, namespace, foreign)
+            config.open(place.region.slot_bytes(), place.key_bytes, place.namespace, foreign)
         })
     });
     match raised {
@@ -76,7 +114,7 @@ pub(crate) fn open_manager(
 
 /// What a tier is made for.
 struct Place<'a> {
-    chunk_bytes: usize,
+    region: Arc<Region>,
     key_bytes: usize,
     namespace: &'a str,
 }
@@ -107,9 +145,10 @@ fn start(
             port,
             class,
             &config.name,
-            place.chunk_bytes,
+            place.region.slot_bytes(),
             place.key_bytes,
             place.namespace,
+            region::Region::view(py, &place.region)?,
             &tier.settings,
         ),
     )?;

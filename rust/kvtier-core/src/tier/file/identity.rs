@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::format::FORMAT;
 use super::space::{io_error, write_error};
 use crate::checksum::Checksum;
-use crate::tier::TierError;
+use crate::tier::{TierError, namespace};
 
 pub(super) const IDENTITY_FILE: &str = "kvtier.json";
 const NEW_FILE: &str = "kvtier.json.new";
@@ -110,49 +110,17 @@ impl Identity {
 
     /// The namespace: the JSON it is, or a text.
     pub(super) fn namespace_value(&self) -> Value {
-        serde_json::from_str(&self.namespace).unwrap_or_else(|_| self.namespace.clone().into())
+        namespace::value_of(&self.namespace)
     }
 
     /// What headers name the namespace by.
     pub(super) fn namespace_checksum(&self) -> Checksum {
-        let mut canonical = String::new();
-        write_canonical(&self.namespace_value(), &mut canonical);
-        Checksum::of(canonical.as_bytes())
+        namespace::checksum_of(&self.namespace_value())
     }
 }
 
 fn checksum(fields: &Map<String, Value>) -> Value {
-    let mut canonical = String::new();
-    write_canonical(&Value::Object(fields.clone()), &mut canonical);
-    format!("{:016x}", Checksum::of(canonical.as_bytes()).0).into()
-}
-
-/// JSON with sorted keys and no spaces. Not left to the map of `serde_json`, whose order is a
-/// feature that any crate of a program may switch.
-fn write_canonical(value: &Value, text: &mut String) {
-    let mut list = |open, close, items: &mut dyn Iterator<Item = (Option<&str>, &Value)>| {
-        text.push(open);
-        for (position, (name, item)) in items.enumerate() {
-            if position > 0 {
-                text.push(',');
-            }
-            if let Some(name) = name {
-                text.push_str(&Value::from(name).to_string());
-                text.push(':');
-            }
-            write_canonical(item, text);
-        }
-        text.push(close);
-    };
-    match value {
-        Value::Object(fields) => {
-            let sorted: BTreeMap<&str, &Value> =
-                fields.iter().map(|(name, value)| (&**name, value)).collect();
-            list('{', '}', &mut sorted.into_iter().map(|(name, value)| (Some(name), value)));
-        }
-        Value::Array(items) => list('[', ']', &mut items.iter().map(|item| (None, item))),
-        leaf => text.push_str(&leaf.to_string()),
-    }
+    format!("{:016x}", namespace::checksum_of(&Value::Object(fields.clone())).0).into()
 }
 
 /// What differs between two identities, field by field.
@@ -240,13 +208,5 @@ mod tests {
         wider.key_bytes = 8;
         wider.capacity_bytes += 1;
         one.check(&wider, Path::new("/x")).expect("the capacity may change");
-    }
-
-    #[test]
-    fn canonical_json_has_sorted_keys_and_no_spaces() {
-        let mut text = String::new();
-        let value = json!({"b": [true, {"z": 1.5, "y": "\""}], "a": {}});
-        write_canonical(&value, &mut text);
-        assert_eq!(text, r#"{"a":{},"b":[true,{"y":"\"","z":1.5}]}"#);
     }
 }

@@ -33,6 +33,7 @@ mod slots;
 mod space;
 mod store;
 
+use std::path::Path;
 use std::sync::Arc;
 
 pub use audit::{Audit, Distribution, Finding, Inspection, inspect};
@@ -99,6 +100,10 @@ impl FileTier {
 impl SecondaryTier for FileTier {
     fn medium(&self) -> Medium {
         Medium::File
+    }
+
+    fn directory(&self) -> Option<&Path> {
+        Some(self.store.directory())
     }
 
     fn lookup(

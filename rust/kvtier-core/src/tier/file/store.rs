@@ -326,6 +326,10 @@ impl Store {
         self.headers.sync()
     }
 
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     pub(super) fn usage(&self) -> Usage {
         let chunks = self.index.lock().len() as u64;
         Usage {

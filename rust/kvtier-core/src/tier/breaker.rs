@@ -1,5 +1,5 @@
-//! The circuit breaker of one direction of a tier: loads and stores fail apart, since a full disk
-//! can still be read.
+//! A circuit breaker: the manager has one for each direction of a tier, since a full disk can still
+//! be read; a tier behind a network has one for each node.
 //!
 //! ```text
 //! closed --(failures in a row)--> open --(pause over)--> half open --(probe good)--> closed
@@ -11,7 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::tier::{JobId, TierLimits};
+use crate::tier::{Failure, JobId, JobResult, Outcome, TierLimits};
 
 /// What a breaker lets through.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -46,7 +46,7 @@ enum State {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Breaker {
+pub(crate) struct Breaker {
     state: State,
     threshold: u32,
     pause: Duration,
@@ -55,7 +55,7 @@ pub(super) struct Breaker {
 }
 
 impl Breaker {
-    pub(super) fn new(limits: &TierLimits) -> Self {
+    pub(crate) fn new(limits: &TierLimits) -> Self {
         Self {
             state: State::Closed { failures: 0 },
             threshold: limits.breaker_failures,
@@ -65,7 +65,7 @@ impl Breaker {
         }
     }
 
-    pub(super) fn state(&self) -> BreakerState {
+    pub(crate) fn state(&self) -> BreakerState {
         match self.state {
             State::Closed { .. } => BreakerState::Closed,
             State::Open { .. } => BreakerState::Open,
@@ -74,12 +74,12 @@ impl Breaker {
     }
 
     /// Whether everything is let through, without asking for the time.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed { .. })
     }
 
     /// Whether a job may start now. The new state, when the pause is over.
-    pub(super) fn admits(&mut self, now: Instant) -> (bool, Option<BreakerState>) {
+    pub(crate) fn admits(&mut self, now: Instant) -> (bool, Option<BreakerState>) {
         match self.state {
             State::Closed { .. } => (true, None),
             State::Open { until } if now < until => (false, None),
@@ -91,15 +91,28 @@ impl Breaker {
         }
     }
 
+    /// A job ended in time: tells how, unless it was `withdrawn`. The new state, if it is another.
+    pub(crate) fn judge(&mut self, result: &JobResult, withdrawn: bool) -> Option<BreakerState> {
+        let gone = |outcome: &Outcome| *outcome == Err(Failure::Missing);
+        if result.outcomes.iter().any(Result::is_ok) {
+            self.succeeded()
+        } else if withdrawn || result.outcomes.iter().all(gone) {
+            self.withdrawn(result.job);
+            None
+        } else {
+            self.failed(Some(result.job), result.ended)
+        }
+    }
+
     /// A job began.
-    pub(super) fn began(&mut self, job: JobId) {
+    pub(crate) fn began(&mut self, job: JobId) {
         if let State::HalfOpen { probe } = &mut self.state {
             probe.get_or_insert(job);
         }
     }
 
     /// A job ended well. The new state, if it is another.
-    pub(super) fn succeeded(&mut self) -> Option<BreakerState> {
+    pub(crate) fn succeeded(&mut self) -> Option<BreakerState> {
         let was_closed = self.is_closed();
         self.state = State::Closed { failures: 0 };
         self.pause = self.first_pause;
@@ -107,7 +120,7 @@ impl Breaker {
     }
 
     /// A job failed, or (`None`) the tier broke the contract. The new state, if it is another.
-    pub(super) fn failed(&mut self, job: Option<JobId>, now: Instant) -> Option<BreakerState> {
+    pub(crate) fn failed(&mut self, job: Option<JobId>, now: Instant) -> Option<BreakerState> {
         match &mut self.state {
             State::Closed { failures } => {
                 *failures = failures.saturating_add(1);
@@ -125,7 +138,7 @@ impl Breaker {
     }
 
     /// A job ended without a verdict: nobody waits for it, or what it asked for was gone.
-    pub(super) fn withdrawn(&mut self, job: JobId) {
+    pub(crate) fn withdrawn(&mut self, job: JobId) {
         if let State::HalfOpen { probe } = &mut self.state
             && *probe == Some(job)
         {
