@@ -31,7 +31,7 @@ def missing(*, tests: bool) -> str | None:
 
 def run_tests(out: Path | None) -> int:
     report = [] if out is None else [f"--junitxml={out / 'tests.xml'}"]
-    command = ["-m", "pytest", "-m", "gpu", *report, "tests/torch"]
+    command = ["-m", "pytest", "-m", "gpu", *report, "tests/torch", "tests/doctor"]
     return subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode
 
 
