@@ -149,6 +149,7 @@ bench-vllm: setup $(VLLM_VENV)/.packages ## Run index, manager and plug-in besid
 	$(VLLM_VENV)/bin/python benches/index_vs_vllm.py $(BENCH_ARGS)
 	$(VLLM_VENV)/bin/python benches/manager_vs_vllm.py $(BENCH_ARGS)
 	$(VLLM_VENV)/bin/python benches/scheduler_vs_vllm.py $(BENCH_ARGS)
+	$(VLLM_VENV)/bin/python benches/engine_vs_vllm.py $(BENCH_ARGS)
 
 .PHONY: bench-rivals
 bench-rivals: ## Run the LRU index beside other caches (downloads them)
