@@ -157,6 +157,7 @@ test-vllm: setup $(VLLM_VENV)/.sources ## Run kvtier in vLLM's CPU engine, in a 
 bench-vllm: setup $(VLLM_VENV)/.packages ## Run index, manager and plug-in beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
 	for question in index manager scheduler; do \
 		$(VLLM_VENV)/bin/python -m kvtier bench $$question $(BENCH_ARGS); done
+	$(VLLM_VENV)/bin/python benches/engine_vs_vllm.py $(BENCH_ARGS)
 
 .PHONY: performance
 performance: setup $(VLLM_VENV)/.packages ## Take the figures of docs/performance.md and write the page: half an hour of a quiet machine
