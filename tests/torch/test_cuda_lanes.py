@@ -141,7 +141,7 @@ def test_a_copy_that_the_device_broke_off_has_ended_and_tells() -> None:
         synchronize = query
 
     broken: Any = Broken()
-    copy = CudaCopy(broken, broken, torch.device("cuda"))
+    copy = CudaCopy(broken, broken, torch.device("cuda"), broken)
     assert copy.done()
     assert "illegal memory access" in str(copy.error)
     with pytest.raises(RuntimeError, match="illegal memory access"):

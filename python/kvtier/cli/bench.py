@@ -80,12 +80,17 @@ def _object_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _no_flags(parser: argparse.ArgumentParser) -> None:
+    """Takes what every question takes, nothing else."""
+
+
 QUESTIONS = {
     "index": Question("the index from Python, beside vLLM's", _index_flags, rounds=7),
     "manager": Question("a request with two tiers, beside vLLM's", _manager_flags, rounds=7),
     "transfer": Question("KV cache to slots and back, beside plain copies", _transfer_flags),
     "file": Question("the file tier, beside fio and vLLM's on the same directory", _file_flags),
     "scheduler": Question("vLLM's scheduler with our and its tiers", _scheduler_flags, rounds=5),
+    "engine": Question("time to first token in vLLM's engine", _no_flags, rounds=9),
     "network": Question("the redis tier, beside a plain socket and redis-py", _network_flags),
     "object": Question("the object tier, beside boto3 on the same S3 server", _object_flags),
 }

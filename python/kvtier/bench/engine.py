@@ -21,19 +21,24 @@ compute.
 
 from __future__ import annotations
 
-import argparse
+import importlib.util
 import multiprocessing
 import os
 import random
-import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from beside_vllm import Target, import_vllm, record, report
+from kvtier.bench.beside_vllm import NOT_INSTALLED
+from kvtier.bench.figures import Figure, compared, untaken
+from kvtier.errors import InvariantError
+
+__all__ = ["measure"]
 
 TOKENS = 1500
 LONGER = 2400
@@ -48,6 +53,17 @@ HOST_SLOTS = 130
 WARM_UP = 2
 STEPS = 1000
 PAUSE = 0.005
+
+LIMITS: dict[str, float | None] = {
+    "no_hit": None,
+    "prefix_cache": None,
+    "host": 1.1,
+    "host.copy": None,
+    "disk": 1.5,
+    "disk.copy": None,
+}
+"""The figures, and the most that each may be of its reference."""
+HIT_AND_COPY = "a hit in the prefix cache, and the copy"
 
 LOADED = "vllm:kv_offload_load_bytes_total"
 COPY = "vllm:kv_offload_load_time_total"
@@ -153,7 +169,8 @@ class Engine:
         self.process = context.Process(target=serve, args=(theirs, str(model), connector))
         self.process.start()
         theirs.close()
-        assert self.pipe.recv() == "ready"
+        if self.pipe.recv() != "ready":
+            raise InvariantError("an engine did not begin: its own words are above")
 
     def ask(self, prompt: list[int]) -> Answer:
         self.pipe.send(prompt)
@@ -175,45 +192,70 @@ def one_round(ours: Engine, without: Engine, rng: random.Random) -> dict[str, fl
         answer = engine.ask(prompt)
         moved = [answer.moved.get(name, 0.0) / BLOCK_BYTES for name in (LOADED, READ)]
         if [answer.cached, *moved] != [cached, loaded, read]:
-            raise RuntimeError(f"{cached}, {loaded} and {read} are expected of {answer}")
+            raise InvariantError(f"{cached}, {loaded} and {read} are expected of {answer}")
         return answer
 
     prompt = fresh(TOKENS)
     blocks = CACHED // BLOCK
     figures = {
-        "no hit, no connector": checked(without, 0, 0, 0).milliseconds,
-        "no hit": checked(ours, 0, 0, 0).milliseconds,
-        "prefix cache": checked(ours, CACHED, 0, 0).milliseconds,
+        "without": checked(without, 0, 0, 0).milliseconds,
+        "no_hit": checked(ours, 0, 0, 0).milliseconds,
+        "prefix_cache": checked(ours, CACHED, 0, 0).milliseconds,
     }
     ours.ask(fresh(LONGER - 1))
     host = checked(ours, CACHED, blocks, 0)
     for _ in range(2):
         ours.ask(fresh(LONGER - 1))
     disk = checked(ours, CACHED, blocks, blocks)
-    figures["host"], figures["host, copy"] = host.milliseconds, 1e3 * host.moved[COPY]
-    figures["disk"], figures["disk, copy"] = disk.milliseconds, 1e3 * disk.moved[COPY]
+    figures["host"], figures["host.copy"] = host.milliseconds, 1e3 * host.moved[COPY]
+    figures["disk"], figures["disk.copy"] = disk.milliseconds, 1e3 * disk.moved[COPY]
     return figures
 
 
-def main() -> int:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9, help="default %(default)s")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = parser.parse_args()
-    vllm = import_vllm({"platforms": "vllm.platforms"})
-    if vllm is None:
-        return 0
+def measure(*, rounds: int) -> Iterator[Figure]:
+    """Yields the figures; `untaken` ones where there is no vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        for name in LIMITS:
+            yield untaken(f"engine.ttft.{name}", "ms", NOT_INSTALLED)
+        return
+    taken = _rounds(rounds)
+    beside = {
+        "no_hit": ("the same engine without a connector", taken["without"]),
+        "host": (HIT_AND_COPY, _sums(taken["prefix_cache"], taken["host.copy"])),
+        "disk": (HIT_AND_COPY, _sums(taken["prefix_cache"], taken["disk.copy"])),
+    }
+    for name, limit in LIMITS.items():
+        reference, theirs = beside.get(name, (None, None))
+        yield compared(
+            f"engine.ttft.{name}",
+            "ms",
+            taken[name],
+            reference=reference,
+            theirs=theirs,
+            target=limit,
+            smaller_is_better=True,
+        )
+
+
+def _sums(left: list[float], right: list[float]) -> list[float]:
+    return [one + other for one, other in zip(left, right, strict=True)]
+
+
+def _rounds(rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each round, by what was asked for."""
     os.environ |= {
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": str(min(os.sched_getaffinity(0))),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
     }
     rng = random.Random(0)
-    with tempfile.TemporaryDirectory() as directory:
-        make_model(Path(directory) / "model")
-        disk = {"type": "file", "path": f"{directory}/store", "capacity_bytes": 1 << 30}
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-bench-")))
+        make_model(directory / "model")
+        disk = {"type": "file", "path": str(directory / "store"), "capacity_bytes": 1 << 30}
         connector = {
             "spec_name": "KVTierOffloadingSpec",
             "spec_module_path": "kvtier.integrations.vllm",
@@ -221,35 +263,8 @@ def main() -> int:
             "eviction_policy": "lru",
             "secondary_tiers": [disk],
         }
-        ours, without = (Engine(Path(directory) / "model", one) for one in (connector, None))
-        rounds = [one_round(ours, without, rng) for _ in range(WARM_UP + arguments.rounds)]
-        ours.close()
-        without.close()
-    taken = {name: [one[name] for one in rounds[WARM_UP:]] for name in rounds[0]}
-
-    def hit_and_copy(where: str) -> list[float]:
-        pairs = zip(taken["prefix cache"], taken[f"{where}, copy"], strict=True)
-        return [hit + copy for hit, copy in pairs]
-
-    beside = {
-        "no hit": (taken["no hit, no connector"], Target(), "no connector"),
-        "prefix cache": (None, Target(), ""),
-        "host": (hit_and_copy("host"), Target(ratio=1 / 1.1), "prefix cache and copy"),
-        "host, copy": (None, Target(), ""),
-        "disk": (hit_and_copy("disk"), Target(ratio=1 / 1.5), "prefix cache and copy"),
-        "disk, copy": (None, Target(), ""),
-    }
-    rows = [
-        record(f"ttft.{name}", "ms", taken[name], reference, target, rival)
-        for name, (reference, target, rival) in beside.items()
-    ]
-    title = (
-        f"{TOKENS} tokens, ms; beside: without a connector (no hit), the prefix-cache hit and the "
-        f"copy (host, disk); {arguments.rounds} rounds, median"
-    )
-    report(title, rows, vllm, as_json=arguments.json)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        ours, without = (Engine(directory / "model", one) for one in (connector, None))
+        stack.callback(without.close)
+        stack.callback(ours.close)
+        taken = [one_round(ours, without, rng) for _ in range(WARM_UP + rounds)]
+    return {name: [one[name] for one in taken[WARM_UP:]] for name in taken[0]}
