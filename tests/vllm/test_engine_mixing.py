@@ -22,12 +22,12 @@ def test_prefixes_return_from_a_tier_of_vllm(run: Run, tmp_path: Path) -> None:
     patient = {"lookup_deadline_s": 60, "max_queued_bytes": 1 << 26, "high_water_s_per_mib": 60.0}
     tiers = [{**tier, **patient, "serve_unverified": True}]
     connector = spec(cpu_bytes_to_use=1 << 20, secondary_tiers=tiers, shutdown_drain_s=60)
-    first = run(one_by_one("all", *PROMPTS), connector)
-    second = run(one_by_one("all", *PROMPTS), connector)
+    first = run(one_by_one("computed", *PROMPTS), connector)
+    second = run(one_by_one("returned", *PROMPTS), connector)
     returned = [(len(prompt) - 1) // BLOCK * BLOCK for prompt in PROMPTS]
-    assert first.cached("all") == [0] * len(PROMPTS)
-    assert second.cached("all") == returned
-    assert second.answers("all") == first.answers("all")
+    assert first.cached("computed") == [0] * len(PROMPTS)
+    assert second.cached("returned") == returned
+    assert second.answers("returned") == first.answers("computed")
     assert second.metrics["kvtier:tier_loaded_chunks_total{1:fs}"] == sum(returned) / BLOCK
     by_source = "vllm:prompt_tokens_cached_by_source_total"
     assert second.metrics[f"{by_source}{{disk}}"] == sum(returned)

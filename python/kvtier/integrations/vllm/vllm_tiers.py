@@ -11,7 +11,8 @@ region itself, from its own threads. What differs between the two contracts ends
 * Requests. vLLM's tiers keep what they know by request; kvtier asks for whoever wants a key. Each
   batch of look-ups and each job is a request of its own here, which ends with its answers.
 * Slots. kvtier's job is kept until vLLM's tier reports it: a slot of a job that is late or
-  cancelled is not used again before.
+  cancelled is not used again before. One that the tier raised for stays taken: nobody knows how far
+  it got.
 * Checksums. vLLM's tiers keep none. They are remembered here, of the chunks that this engine stored
   last, and compared when a chunk comes back. A chunk without one, of an earlier run or of another
   engine, is a miss, or with `serve_unverified` taken as it is. A tier that keeps the bytes it has
