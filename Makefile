@@ -155,13 +155,13 @@ test-vllm: setup $(VLLM_VENV)/.sources ## Run kvtier in vLLM's CPU engine, in a 
 
 .PHONY: bench-vllm
 bench-vllm: setup $(VLLM_VENV)/.packages ## Run index, manager and plug-in beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
-	for question in index manager scheduler; do \
+	for question in index manager scheduler engine; do \
 		$(VLLM_VENV)/bin/python -m kvtier bench $$question $(BENCH_ARGS); done
 
 .PHONY: performance
 performance: setup $(VLLM_VENV)/.packages ## Take the figures of docs/performance.md and write the page: half an hour of a quiet machine
 	@mkdir -p docs/performance
-	for question in index manager transfer file scheduler; do \
+	for question in index manager transfer file network scheduler engine; do \
 		$(VLLM_VENV)/bin/python -m kvtier bench $$question --json > docs/performance/$$question.json; done
 	$(BIN)/python benches/performance_page.py
 

@@ -21,19 +21,21 @@ compute.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import random
-import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from beside_vllm import Target, import_vllm, record, report
+from kvtier.bench.beside_vllm import NOT_INSTALLED, import_vllm, require
+from kvtier.bench.figures import Figure, compared, untaken
+
+__all__ = ["measure"]
 
 TOKENS = 1500
 LONGER = 2400
@@ -54,6 +56,63 @@ COPY = "vllm:kv_offload_load_time_total"
 READ = "vllm:kv_offload_tiering_read_bytes_total"
 PINNED = "vllm:kv_offload_cpu_cache_usage_perc"
 WRITING = "vllm:kv_offload_tiering_active_cascade_jobs"
+
+
+FIGURES = ("no_hit", "prefix_cache", "host", "host_copy", "disk", "disk_copy")
+WITHOUT = "no_hit_without_connector"
+# Of the prefix-cache hit and the copy of the same round.
+LIMITS = {"host": 1.1, "disk": 1.5}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+
+
+def measure(*, rounds: int) -> Iterator[Figure]:
+    """Yields the times to the first token, in ms; `untaken` ones where there is no vLLM."""
+    if import_vllm({"platforms": "vllm.platforms"}) is None:
+        for name in FIGURES:
+            yield untaken(f"engine.ttft.{name}", "ms", NOT_INSTALLED)
+        return
+    # The engines' processes get it.
+    os.environ |= ENVIRONMENT
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(min(os.sched_getaffinity(0)))
+    rng = random.Random(0)
+    with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as directory:
+        make_model(Path(directory) / "model")
+        disk = {"type": "file", "path": f"{directory}/store", "capacity_bytes": 1 << 30}
+        connector = {
+            "spec_name": "KVTierOffloadingSpec",
+            "spec_module_path": "kvtier.integrations.vllm",
+            "cpu_bytes_to_use": HOST_SLOTS * BLOCK_BYTES,
+            "eviction_policy": "lru",
+            "secondary_tiers": [disk],
+        }
+        ours, without = (Engine(Path(directory) / "model", one) for one in (connector, None))
+        taken = [one_round(ours, without, rng) for _ in range(WARM_UP + rounds)][WARM_UP:]
+        ours.close()
+        without.close()
+    figures = {name: [one[name] for one in taken] for name in taken[0]}
+    for name in FIGURES:
+        reference, theirs = None, None
+        if name == "no_hit":
+            reference, theirs = "without a connector", figures[WITHOUT]
+        elif name in LIMITS:
+            reference = "prefix-cache hit and copy"
+            theirs = [
+                hit + copy
+                for hit, copy in zip(figures["prefix_cache"], figures[f"{name}_copy"], strict=True)
+            ]
+        yield compared(
+            f"engine.ttft.{name}",
+            "ms",
+            figures[name],
+            reference=reference,
+            theirs=theirs,
+            target=LIMITS.get(name),
+            smaller_is_better=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -153,7 +212,7 @@ class Engine:
         self.process = context.Process(target=serve, args=(theirs, str(model), connector))
         self.process.start()
         theirs.close()
-        assert self.pipe.recv() == "ready"
+        require(self.pipe.recv() == "ready")
 
     def ask(self, prompt: list[int]) -> Answer:
         self.pipe.send(prompt)
@@ -181,75 +240,15 @@ def one_round(ours: Engine, without: Engine, rng: random.Random) -> dict[str, fl
     prompt = fresh(TOKENS)
     blocks = CACHED // BLOCK
     figures = {
-        "no hit, no connector": checked(without, 0, 0, 0).milliseconds,
-        "no hit": checked(ours, 0, 0, 0).milliseconds,
-        "prefix cache": checked(ours, CACHED, 0, 0).milliseconds,
+        WITHOUT: checked(without, 0, 0, 0).milliseconds,
+        "no_hit": checked(ours, 0, 0, 0).milliseconds,
+        "prefix_cache": checked(ours, CACHED, 0, 0).milliseconds,
     }
     ours.ask(fresh(LONGER - 1))
     host = checked(ours, CACHED, blocks, 0)
     for _ in range(2):
         ours.ask(fresh(LONGER - 1))
     disk = checked(ours, CACHED, blocks, blocks)
-    figures["host"], figures["host, copy"] = host.milliseconds, 1e3 * host.moved[COPY]
-    figures["disk"], figures["disk, copy"] = disk.milliseconds, 1e3 * disk.moved[COPY]
+    figures["host"], figures["host_copy"] = host.milliseconds, 1e3 * host.moved[COPY]
+    figures["disk"], figures["disk_copy"] = disk.milliseconds, 1e3 * disk.moved[COPY]
     return figures
-
-
-def main() -> int:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9, help="default %(default)s")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = parser.parse_args()
-    vllm = import_vllm({"platforms": "vllm.platforms"})
-    if vllm is None:
-        return 0
-    os.environ |= {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": str(min(os.sched_getaffinity(0))),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    }
-    rng = random.Random(0)
-    with tempfile.TemporaryDirectory() as directory:
-        make_model(Path(directory) / "model")
-        disk = {"type": "file", "path": f"{directory}/store", "capacity_bytes": 1 << 30}
-        connector = {
-            "spec_name": "KVTierOffloadingSpec",
-            "spec_module_path": "kvtier.integrations.vllm",
-            "cpu_bytes_to_use": HOST_SLOTS * BLOCK_BYTES,
-            "eviction_policy": "lru",
-            "secondary_tiers": [disk],
-        }
-        ours, without = (Engine(Path(directory) / "model", one) for one in (connector, None))
-        rounds = [one_round(ours, without, rng) for _ in range(WARM_UP + arguments.rounds)]
-        ours.close()
-        without.close()
-    taken = {name: [one[name] for one in rounds[WARM_UP:]] for name in rounds[0]}
-
-    def hit_and_copy(where: str) -> list[float]:
-        pairs = zip(taken["prefix cache"], taken[f"{where}, copy"], strict=True)
-        return [hit + copy for hit, copy in pairs]
-
-    beside = {
-        "no hit": (taken["no hit, no connector"], Target(), "no connector"),
-        "prefix cache": (None, Target(), ""),
-        "host": (hit_and_copy("host"), Target(ratio=1 / 1.1), "prefix cache and copy"),
-        "host, copy": (None, Target(), ""),
-        "disk": (hit_and_copy("disk"), Target(ratio=1 / 1.5), "prefix cache and copy"),
-        "disk, copy": (None, Target(), ""),
-    }
-    rows = [
-        record(f"ttft.{name}", "ms", taken[name], reference, target, rival)
-        for name, (reference, target, rival) in beside.items()
-    ]
-    title = (
-        f"{TOKENS} tokens, ms; beside: without a connector (no hit), the prefix-cache hit and the "
-        f"copy (host, disk); {arguments.rounds} rounds, median"
-    )
-    report(title, rows, vllm, as_json=arguments.json)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
