@@ -150,13 +150,14 @@ $(VLLM_VENV)/.sources: tests/vllm/unpack_sources.py $(VLLM_VENV)/.packages
 .PHONY: test-vllm
 test-vllm: setup $(VLLM_VENV)/.sources ## Run kvtier in vLLM's CPU engine, in a .venv of its own (PYTEST_ARGS=...)
 	PYTHONPATH=$(VLLM_VENV)/0.33 $(VLLM_VENV)/bin/python -m pytest tests/vllm \
-		--ignore tests/vllm/test_engine.py --ignore tests/vllm/test_examples.py
+		--ignore-glob "tests/vllm/test_engine*.py" --ignore tests/vllm/test_examples.py
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
 .PHONY: bench-vllm
 bench-vllm: setup $(VLLM_VENV)/.packages ## Run index, manager and plug-in beside vLLM's, in a .venv of its own (BENCH_ARGS=...)
 	for question in index manager scheduler engine; do \
 		$(VLLM_VENV)/bin/python -m kvtier bench $$question $(BENCH_ARGS); done
+	$(VLLM_VENV)/bin/python benches/engine_vs_vllm.py $(BENCH_ARGS)
 
 .PHONY: performance
 performance: setup $(VLLM_VENV)/.packages ## Take the figures of docs/performance.md and write the page: half an hour of a quiet machine

@@ -28,6 +28,7 @@ __all__ = [
     "LogLines",
     "Manager",
     "Moves",
+    "ObjectAudit",
     "PreparedStore",
     "Region",
     "SoloTier",
@@ -507,6 +508,26 @@ def read_stats_pages(
 
     Raises `StatsPageError` when the directory can not be listed.
     """
+
+@final
+class ObjectAudit:
+    """Checks objects of a bucket step by step: a sample of those under a URL, drawn with `seed`.
+
+    `settings` is the JSON of an object tier's own fields. The objects are listed at once. With
+    `repair` what is bad is removed. Findings are tuples as those of `StoreAudit`.
+    """
+
+    def __new__(
+        cls, settings: str, *, sample: int, seed: int = 0, repair: bool = False
+    ) -> ObjectAudit: ...
+    @property
+    def objects(self) -> int:
+        """Chunks that lie there."""
+    @property
+    def sample(self) -> int:
+        """Chunks that were drawn."""
+    def check(self, count: int) -> list[tuple[bytes | None, str, str, bool]]:
+        """Reads and checks up to `count` more chunks."""
 
 @final
 class StoreAudit:

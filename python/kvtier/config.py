@@ -4,7 +4,7 @@ Tiers are plain dicts, checked before anything is opened:
 
 | field | tiers | meaning | default |
 |---|---|---|---|
-| `type` | all | `"memory"`, `"file"`, `"redis"`, or a registered one (`docs/tiers.md`) | required |
+| `type` | all | `"memory"`, `"file"`, `"object"`, `"redis"`, or a registered one (`docs/tiers.md`) | required |
 | `name` | all | name in figures and events | the type |
 | `capacity_bytes` | memory, file | bytes the tier may take | required |
 | `path` | file | directory, made if absent, owned by one process at a time | required |
@@ -14,6 +14,8 @@ Tiers are plain dicts, checked before anything is opened:
 | `direct` | file | past the page cache: `"auto"`, `True` or `False` | `"auto"` |
 | `flush_interval_s` | file | seconds of stores that a power loss may lose | 5 |
 | `min_free_bytes` | file | free bytes of the device that it leaves alone when it grows | 0 |
+| `url` | object | `s3://BUCKET/PREFIX`, `gs://...`, `az://...` or `file:///DIRECTORY` | required |
+| ... | object | its other fields: `docs/network-object.md` | |
 | `url` | redis | `redis://user:password@host:port/database`; `rediss://` with TLS | or `nodes` |
 | `nodes` | redis | list of `host:port` to begin with; any of a cluster | or `url` |
 | `username`, `password` | redis | of an ACL user; a password alone: `requirepass` | of `url` |
@@ -31,7 +33,7 @@ Tiers are plain dicts, checked before anything is opened:
 | `known_keys` | redis | keys that are remembered, 18 to 37 bytes each | 1,000,000 |
 | `load_deadline_s` | all | seconds after which a load is a miss | 5 |
 | `store_deadline_s` | all | seconds after which a store is given up | 30 |
-| `lookup_deadline_s` | all | seconds a request is told RETRY, then it is a miss | 1; redis 0.02 |
+| `lookup_deadline_s` | all | seconds a request is told RETRY, then it is a miss | 1; object, redis 0.02 |
 | `load_share` | all | part of the primary tier's slots that its loads may hold | 0.5 |
 | `max_queued_bytes` | all | bytes of stores under way; more are shed | half the region |
 | `shed` | all | which stores are shed, `"newest"` or `"oldest"` | `"newest"` |
@@ -66,6 +68,7 @@ __all__ = [
     "FileTierConfig",
     "Latency",
     "MemoryTierConfig",
+    "ObjectTierConfig",
     "PrimaryStats",
     "RedisTierConfig",
     "TierLimits",
@@ -112,6 +115,28 @@ class FileTierConfig(TierLimits):
     direct: NotRequired[Literal["auto"] | bool]
     flush_interval_s: NotRequired[float]
     min_free_bytes: NotRequired[int]
+
+
+class ObjectTierConfig(TierLimits):
+    """Chunks as objects of a bucket; `docs/network-object.md` says what each field does."""
+
+    type: Literal["object"]
+    url: str
+    endpoint: NotRequired[str]
+    region: NotRequired[str]
+    access_key_id: NotRequired[str]
+    secret_access_key: NotRequired[str]
+    session_token: NotRequired[str]
+    allow_http: NotRequired[bool]
+    conditional_put: NotRequired[bool]
+    part_bytes: NotRequired[int]
+    connections: NotRequired[int]
+    max_in_flight_bytes: NotRequired[int]
+    listing_interval_s: NotRequired[float]
+    known_keys: NotRequired[int]
+    connect_timeout_s: NotRequired[float]
+    idle_timeout_s: NotRequired[float]
+    threads: NotRequired[int]
 
 
 class RedisTierConfig(TierLimits):

@@ -1,23 +1,35 @@
-"""Looking into the directory of a file tier, without a manager.
+"""Looking into the directory of a file tier, or the bucket of an object tier, without a manager.
 
 `inspect` says whose data a store holds, how full it is, and how old and how much used its chunks
-are; `verify` reads every chunk and compares it with its checksum. `kvtier inspect` and
-`kvtier verify` print what these find; `docs/file-format.md` says what is in the directory.
+are; `verify` reads every chunk and compares it with its checksum, `verify_objects` a sample of the
+chunks in a bucket. `kvtier inspect` and `kvtier verify` print what these find;
+`docs/file-format.md` says what is in the directory.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-from kvtier._kvtier import StoreAudit, inspect_store
+from kvtier._kvtier import ObjectAudit, StoreAudit, inspect_store
 
-__all__ = ["Distribution", "Finding", "Inspection", "Verification", "inspect", "verify"]
+__all__ = [
+    "Distribution",
+    "Finding",
+    "Inspection",
+    "Verification",
+    "inspect",
+    "verify",
+    "verify_objects",
+]
 
 # Bytes that are checked between two looks at Ctrl-C and the progress bar.
 _STEP_BYTES = 64 << 20
+# Objects of a bucket that are.
+_STEP_OBJECTS = 8
 
 
 class Distribution(TypedDict):
@@ -60,9 +72,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a check of a whole store found."""
+    """What a check of a whole store, or of a sample of a bucket, found."""
 
-    chunks: int
+    chunks: int  # that were checked
     corrupt: list[Finding]  # chunks
     files: list[Finding]  # files, and pages of the checkpoint and the journal
 
@@ -107,3 +119,25 @@ def verify(
         return Verification(audit.total, corrupt, files)
     finally:
         audit.close()
+
+
+def verify_objects(
+    settings: Mapping[str, Any],
+    *,
+    sample: int = 1000,
+    seed: int = 0,
+    repair: bool = False,
+    progress: Callable[[int, int], None] = lambda _total, _done: None,
+) -> Verification:
+    """Checks `sample` of the chunks in a bucket, of all namespaces, drawn evenly.
+
+    `settings` are the fields of an object tier, `url` at least. `progress` is as that of `verify`;
+    `repair` removes what is bad. Raises `ConfigError` for settings that can not be, `TierError`
+    when the bucket can not be read.
+    """
+    audit = ObjectAudit(json.dumps(dict(settings)), sample=sample, seed=seed, repair=repair)
+    corrupt: list[Finding] = []
+    for done in range(0, audit.sample, _STEP_OBJECTS):
+        corrupt += [Finding(*found) for found in audit.check(_STEP_OBJECTS)]
+        progress(audit.sample, min(_STEP_OBJECTS, audit.sample - done))
+    return Verification(audit.sample, corrupt, [])

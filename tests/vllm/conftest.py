@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import warnings
@@ -20,7 +21,7 @@ import pytest
 HERE = Path(__file__).parent
 VOCABULARY = 512
 BLOCK = 32
-ENGINE_SECONDS = 240
+ENGINE_SECONDS = 600
 FAILED_OUTPUT = 6_000
 
 # `make test` has no vLLM; `make test-vllm` does.
@@ -141,8 +142,19 @@ def no_note_left() -> Iterator[None]:
 
 
 def _run(command: list[str], environment: Any) -> None:
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=ENGINE_SECONDS
+    """In a session of its own, so that one that hangs goes with all of its engine's processes."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
-    if done.returncode:
-        pytest.fail(f"{command}\n{(done.stdout + done.stderr)[-FAILED_OUTPUT:]}", pytrace=False)
+    try:
+        output, _ = process.communicate(timeout=ENGINE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+    if process.returncode:
+        pytest.fail(f"{command}\n{output[-FAILED_OUTPUT:]}", pytrace=False)

@@ -67,19 +67,22 @@ def recurrent() -> Any:
 
 
 def latent() -> Any:
-    """One group: multi-head latent attention, of the one size that vLLM's CPU kernel has."""
+    """One group: multi-head latent attention, of the one size that vLLM's CPU kernel has.
+
+    One layer, so that the KV cache of a token is of that token alone.
+    """
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
     config = DeepseekV3Config(
         **_SIZES,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_key_value_heads=2,
         q_lora_rank=None,
         kv_lora_rank=512,
         qk_rope_head_dim=64,
         qk_nope_head_dim=64,
         v_head_dim=64,
-        first_k_dense_replace=2,
+        first_k_dense_replace=1,
         n_routed_experts=2,
         n_group=1,
         topk_group=1,

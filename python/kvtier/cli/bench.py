@@ -77,6 +77,13 @@ def _network_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _object_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--directory", metavar="DIR", help="for the server's objects")
+    parser.add_argument(
+        "--size", type=parse_size, default="128MiB", metavar="SIZE", help="of one round"
+    )
+
+
 QUESTIONS = {
     "index": Question("the index from Python, beside vLLM's", _index_flags, rounds=7),
     "manager": Question("a request with two tiers, beside vLLM's", _manager_flags, rounds=7),
@@ -87,6 +94,7 @@ QUESTIONS = {
         "vLLM's CPU engine: time to first token by where the prefix is", _no_flags, rounds=9
     ),
     "network": Question("the redis tier, beside a plain socket and redis-py", _network_flags),
+    "object": Question("the object tier, beside boto3 on the same S3 server", _object_flags),
 }
 
 

@@ -1,9 +1,10 @@
-//! Looking into a file tier's directory: `inspect_store`, `StoreAudit`.
+//! Looking into what tiers keep: `inspect_store` and `StoreAudit` for a directory, `ObjectAudit` for
+//! a bucket.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use kvtier_core::tier::{self, Audit, Distribution, Finding};
+use kvtier_core::tier::{self, Audit, Distribution, Finding, ObjectFinding, ObjectSettings};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -99,5 +100,58 @@ impl StoreAudit {
 
     fn close(&self) {
         *self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+    }
+}
+
+/// See `_kvtier.pyi`.
+#[pyclass(frozen, module = "kvtier._kvtier")]
+pub(crate) struct ObjectAudit {
+    inner: Mutex<tier::ObjectAudit>,
+    objects: u64,
+    sample: usize,
+}
+
+#[pymethods]
+impl ObjectAudit {
+    #[new]
+    #[pyo3(signature = (settings, *, sample, seed = 0, repair = false))]
+    fn new(
+        py: Python<'_>,
+        settings: &str,
+        sample: usize,
+        seed: u64,
+        repair: bool,
+    ) -> PyResult<Self> {
+        let audit = py
+            .detach(|| {
+                let settings = ObjectSettings::parse(settings)?;
+                tier::ObjectAudit::open(&settings, sample, seed, repair)
+            })
+            .or_raise(py)?;
+        Ok(Self { objects: audit.objects(), sample: audit.left(), inner: Mutex::new(audit) })
+    }
+
+    #[getter]
+    fn objects(&self) -> u64 {
+        self.objects
+    }
+
+    #[getter]
+    fn sample(&self) -> usize {
+        self.sample
+    }
+
+    fn check<'py>(
+        &self,
+        py: Python<'py>,
+        count: usize,
+    ) -> PyResult<Vec<(Option<Bound<'py, PyBytes>>, String, String, bool)>> {
+        let found = py.detach(|| {
+            self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner).check(count)
+        });
+        let tuple = |ObjectFinding { key, place, what, repaired }| {
+            (key.map(|key| PyBytes::new(py, &key)), place, what, repaired)
+        };
+        Ok(found.or_raise(py)?.into_iter().map(tuple).collect())
     }
 }

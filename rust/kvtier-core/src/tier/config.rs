@@ -9,7 +9,8 @@
 //! | `inner` | faulty | the tier that does the work | required |
 //! | `faults` | faulty | what goes wrong: [`Faults`] | nothing |
 //!
-//! the fields of [`FileSettings`] and [`RedisSettings`], and the [limits](super::TierLimits) that every tier takes.
+//! the fields of [`FileSettings`], [`ObjectSettings`] and [`RedisSettings`], and the
+//! [limits](super::TierLimits) that every tier takes.
 
 use std::path::PathBuf;
 
@@ -17,8 +18,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    Faults, FaultyTier, FileSettings, FileTier, MemoryStore, RedisSettings, RedisTier,
-    SecondaryTier, StoreTier, TierError, TierLimits,
+    Faults, FaultyTier, FileSettings, FileTier, MemoryStore, ObjectSettings, ObjectTier,
+    RedisSettings, RedisTier, SecondaryTier, StoreTier, TierError, TierLimits,
 };
 
 /// A tier's description that cannot be used.
@@ -56,6 +57,8 @@ pub enum Place {
     },
     /// Files of a directory.
     File(FileSettings),
+    /// Objects in a bucket.
+    Object(ObjectSettings),
     /// Redis or Valkey.
     Redis(Box<RedisSettings>),
     /// A tier that goes wrong on purpose, around another: for tests.
@@ -85,9 +88,9 @@ pub type OpenForeign<'a> = dyn FnMut(&TierConfig) -> Result<Box<dyn SecondaryTie
 
 impl Place {
     /// The types that are made here.
-    pub const TYPES: [&str; 4] = ["memory", "file", "redis", "faulty"];
+    pub const TYPES: [&str; 5] = ["memory", "file", "object", "redis", "faulty"];
     /// Those of them that are behind a network.
-    const NETWORK: [&str; 1] = ["redis"];
+    const NETWORK: [&str; 2] = ["object", "redis"];
 }
 
 fn two() -> usize {
@@ -165,6 +168,9 @@ impl TierConfig {
         {
             return Err(format!("threads = {threads} is not between 1 and 64"));
         }
+        if let Place::Object(settings) = &place {
+            settings.check()?;
+        }
         if let Place::Redis(settings) = &place {
             settings.check()?;
         }
@@ -197,6 +203,14 @@ impl TierConfig {
             Place::File(settings) => {
                 Ok(Box::new(FileTier::open(settings, chunk_bytes, key_bytes, namespace)?))
             }
+            Place::Object(settings) => Ok(Box::new(ObjectTier::open(
+                settings,
+                &self.name,
+                &self.limits,
+                chunk_bytes,
+                key_bytes,
+                namespace,
+            )?)),
             Place::Redis(settings) => Ok(Box::new(RedisTier::open(
                 settings,
                 &self.name,

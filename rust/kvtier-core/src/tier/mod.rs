@@ -22,6 +22,7 @@ mod limits;
 mod memory;
 mod namespace;
 pub mod network;
+mod object;
 mod redis;
 mod store;
 mod workers;
@@ -38,6 +39,7 @@ pub use job::{
 };
 pub use limits::{Offload, Shed, TierLimits};
 pub use memory::MemoryStore;
+pub use object::{ObjectAudit, ObjectFinding, ObjectSettings, ObjectTier};
 pub use redis::{RedisSettings, RedisTier};
 pub use store::{ChunkStore, StoreTier};
 

@@ -48,6 +48,14 @@ counted! {
     TimedOut = "timed_out",
     /// An error as the answer.
     Refused = "refused",
+    /// Requests that came too fast.
+    SlowDown = "slow_down",
+    /// Credentials that were refused.
+    Denied = "denied",
+    /// No such bucket.
+    NoBucket = "no_bucket",
+    /// A clock that is too far off.
+    ClockSkew = "clock_skew",
     /// No room.
     Full = "full",
     /// An answer against the protocol.
@@ -97,6 +105,10 @@ impl Counters {
             NetworkError::Unreachable { .. } | NetworkError::Threads { .. } => Counted::Unreachable,
             NetworkError::TimedOut { .. } => Counted::TimedOut,
             NetworkError::SwitchedOff { .. } => Counted::SkippedNode,
+            NetworkError::SlowDown { .. } => Counted::SlowDown,
+            NetworkError::Denied { .. } => Counted::Denied,
+            NetworkError::NoBucket { .. } => Counted::NoBucket,
+            NetworkError::ClockSkew { .. } => Counted::ClockSkew,
             NetworkError::Full { .. } => Counted::Full,
             NetworkError::Protocol { .. } => Counted::Protocol,
             NetworkError::Refused { .. } | NetworkError::Forked(_) | NetworkError::Closed(_) => {

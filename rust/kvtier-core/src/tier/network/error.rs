@@ -53,6 +53,32 @@ pub enum NetworkError {
         /// What it said.
         message: String,
     },
+    /// It asks for fewer requests.
+    #[error("{node} is asked too often, and says to slow down")]
+    SlowDown {
+        /// Which node.
+        node: String,
+    },
+    /// It does not let us.
+    #[error("{node} refuses these credentials: {message}")]
+    Denied {
+        /// Which node.
+        node: String,
+        /// What it said.
+        message: String,
+    },
+    /// There is no such bucket.
+    #[error("{node}: there is no such bucket; make it, or correct the url")]
+    NoBucket {
+        /// Which node.
+        node: String,
+    },
+    /// Its clock and ours are too far apart.
+    #[error("{node} refuses the time of this machine: set its clock")]
+    ClockSkew {
+        /// Which node.
+        node: String,
+    },
     /// It has no room.
     #[error("{node} is full: {message}")]
     Full {
