@@ -168,7 +168,7 @@ performance: setup $(VLLM_VENV)/.packages ## Take the figures of docs/performanc
 
 .PHONY: docs
 docs: $(VENV)/.packages ## Build the site into target/site; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Zig's linker makes the wheel run on systems that are older than this one.
 .PHONY: wheel
