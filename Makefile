@@ -161,13 +161,13 @@ bench-vllm: setup $(VLLM_VENV)/.packages ## Run index, manager and plug-in besid
 .PHONY: performance
 performance: setup $(VLLM_VENV)/.packages ## Take the figures of docs/performance.md and write the page: half an hour of a quiet machine
 	@mkdir -p docs/performance
-	for question in index manager transfer file scheduler engine; do \
+	for question in index manager transfer file network object scheduler engine; do \
 		$(VLLM_VENV)/bin/python -m kvtier bench $$question --json > docs/performance/$$question.json; done
 	$(BIN)/python benches/performance_page.py
 
 .PHONY: docs
 docs: $(VENV)/.packages ## Build the site into target/site; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Zig's linker makes the wheel run on systems that are older than this one.
 .PHONY: wheel

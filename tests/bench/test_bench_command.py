@@ -5,10 +5,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from kvtier.bench import Figure, alternate, compared, scheduler, transfer, untaken
+from kvtier.bench import Figure, alternate, compared, engine, scheduler, transfer, untaken
 from kvtier.cli import main
 
 RECORD = {
@@ -141,14 +142,18 @@ def test_figures_are_taken_with_and_without_vllm(
     assert bool(beside) == (importlib.util.find_spec("vllm") is not None)
 
 
+@pytest.mark.parametrize(("module", "count"), [(scheduler, 3), (engine, 6)])
 def test_figures_beside_vllm_say_that_it_is_not_there(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    module: ModuleType,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(scheduler, "import_vllm", lambda _modules: None)
-    assert main(["bench", "scheduler", "--json"]) == 1
+    monkeypatch.setattr(module, "import_vllm", lambda _modules: None)
+    assert main(["bench", module.__name__.rpartition(".")[2], "--json"]) == 1
     out, err = capsys.readouterr()
-    assert [figure["value"] for figure in json.loads(out)["figures"]] == [None] * 3
-    assert err.count("not taken: vllm is not installed") == 3
+    assert [figure["value"] for figure in json.loads(out)["figures"]] == [None] * count
+    assert err.count("not taken: vllm is not installed") == count
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
     python run_page.py PAGE [--with NEED ...]
 
 - `python` blocks of a page are one program. `sh` blocks run in between, by bash, and must succeed.
-  `json` and `toml` blocks must be that. Blocks without a language, of `text`, and those of other
-  tests' languages (`rust`, `mermaid`) are not run; any other language is an error.
+  `json`, `toml` and `yaml` blocks must be that. Blocks without a language, of `text`, and of
+  `rust` and `mermaid` are not run; any other language is an error.
 - `/tmp/` on a page is the empty directory.
 - `<!-- run: ... -->` in the line above a block says more. `as=FILE` writes it to a file instead of
   running it, `needs=NEED` runs it only `--with` that need, and `is=output` says that a `text` block
@@ -22,17 +22,24 @@ import subprocess
 import sys
 import tomllib
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 SHOWN = {"", "text", "mermaid", "rust"}
-CHECKED = {"json": json.loads, "toml": tomllib.loads}
+CHECKED: dict[str, Callable[[str], object]] = {
+    "json": json.loads,
+    "toml": tomllib.loads,
+    "yaml": yaml.safe_load,
+}
 NEEDS = {
     "install": "packages, a toolchain or the repository: `make test-release` and `make test` do it",
     "vllm": "vLLM: `make test-vllm`",
     "network": "servers: the tests of the network tiers have them",
+    "process": "a process that serves: tests/seeing watch one",
 }
 """What a block may need that not every machine has, and who has it."""
 
@@ -80,7 +87,7 @@ def steps(text: str) -> Iterator[Step]:
         )
         if language not in {"python", "sh", *SHOWN, *CHECKED}:
             raise PageError(
-                f"line {line}: what is {language!r}? Use sh, python, json, toml or text"
+                f"line {line}: what is {language!r}? Use sh, python, json, toml, yaml or text"
             )
         if options or (step.need is not None and step.need not in NEEDS):
             raise PageError(f"line {line}: {found['options']!r} is no option")

@@ -21,22 +21,19 @@ compute.
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
 import os
 import random
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from kvtier.bench.beside_vllm import NOT_INSTALLED
+from kvtier.bench.beside_vllm import NOT_INSTALLED, import_vllm, require
 from kvtier.bench.figures import Figure, compared, untaken
-from kvtier.errors import InvariantError
 
 __all__ = ["measure"]
 
@@ -54,22 +51,68 @@ WARM_UP = 2
 STEPS = 1000
 PAUSE = 0.005
 
-LIMITS: dict[str, float | None] = {
-    "no_hit": None,
-    "prefix_cache": None,
-    "host": 1.1,
-    "host.copy": None,
-    "disk": 1.5,
-    "disk.copy": None,
-}
-"""The figures, and the most that each may be of its reference."""
-HIT_AND_COPY = "a hit in the prefix cache, and the copy"
-
 LOADED = "vllm:kv_offload_load_bytes_total"
 COPY = "vllm:kv_offload_load_time_total"
 READ = "vllm:kv_offload_tiering_read_bytes_total"
 PINNED = "vllm:kv_offload_cpu_cache_usage_perc"
 WRITING = "vllm:kv_offload_tiering_active_cascade_jobs"
+
+
+FIGURES = ("no_hit", "prefix_cache", "host", "host_copy", "disk", "disk_copy")
+WITHOUT = "no_hit_without_connector"
+# Of the prefix-cache hit and the copy of the same round.
+LIMITS = {"host": 1.1, "disk": 1.5}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+
+
+def measure(*, rounds: int) -> Iterator[Figure]:
+    """Yields the times to the first token, in ms; `untaken` ones where there is no vLLM."""
+    if import_vllm({"platforms": "vllm.platforms"}) is None:
+        for name in FIGURES:
+            yield untaken(f"engine.ttft.{name}", "ms", NOT_INSTALLED)
+        return
+    # The engines' processes get it.
+    os.environ |= ENVIRONMENT
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(min(os.sched_getaffinity(0)))
+    rng = random.Random(0)
+    with tempfile.TemporaryDirectory(prefix="kvtier-bench-") as directory:
+        make_model(Path(directory) / "model")
+        disk = {"type": "file", "path": f"{directory}/store", "capacity_bytes": 1 << 30}
+        connector = {
+            "spec_name": "KVTierOffloadingSpec",
+            "spec_module_path": "kvtier.integrations.vllm",
+            "cpu_bytes_to_use": HOST_SLOTS * BLOCK_BYTES,
+            "eviction_policy": "lru",
+            "secondary_tiers": [disk],
+        }
+        ours, without = (Engine(Path(directory) / "model", one) for one in (connector, None))
+        taken = [one_round(ours, without, rng) for _ in range(WARM_UP + rounds)][WARM_UP:]
+        ours.close()
+        without.close()
+    figures = {name: [one[name] for one in taken] for name in taken[0]}
+    for name in FIGURES:
+        reference, theirs = None, None
+        if name == "no_hit":
+            reference, theirs = "without a connector", figures[WITHOUT]
+        elif name in LIMITS:
+            reference = "prefix-cache hit and copy"
+            theirs = [
+                hit + copy
+                for hit, copy in zip(figures["prefix_cache"], figures[f"{name}_copy"], strict=True)
+            ]
+        yield compared(
+            f"engine.ttft.{name}",
+            "ms",
+            figures[name],
+            reference=reference,
+            theirs=theirs,
+            target=LIMITS.get(name),
+            smaller_is_better=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -169,8 +212,7 @@ class Engine:
         self.process = context.Process(target=serve, args=(theirs, str(model), connector))
         self.process.start()
         theirs.close()
-        if self.pipe.recv() != "ready":
-            raise InvariantError("an engine did not begin: its own words are above")
+        require(self.pipe.recv() == "ready")
 
     def ask(self, prompt: list[int]) -> Answer:
         self.pipe.send(prompt)
@@ -192,13 +234,13 @@ def one_round(ours: Engine, without: Engine, rng: random.Random) -> dict[str, fl
         answer = engine.ask(prompt)
         moved = [answer.moved.get(name, 0.0) / BLOCK_BYTES for name in (LOADED, READ)]
         if [answer.cached, *moved] != [cached, loaded, read]:
-            raise InvariantError(f"{cached}, {loaded} and {read} are expected of {answer}")
+            raise RuntimeError(f"{cached}, {loaded} and {read} are expected of {answer}")
         return answer
 
     prompt = fresh(TOKENS)
     blocks = CACHED // BLOCK
     figures = {
-        "without": checked(without, 0, 0, 0).milliseconds,
+        WITHOUT: checked(without, 0, 0, 0).milliseconds,
         "no_hit": checked(ours, 0, 0, 0).milliseconds,
         "prefix_cache": checked(ours, CACHED, 0, 0).milliseconds,
     }
@@ -207,64 +249,6 @@ def one_round(ours: Engine, without: Engine, rng: random.Random) -> dict[str, fl
     for _ in range(2):
         ours.ask(fresh(LONGER - 1))
     disk = checked(ours, CACHED, blocks, blocks)
-    figures["host"], figures["host.copy"] = host.milliseconds, 1e3 * host.moved[COPY]
-    figures["disk"], figures["disk.copy"] = disk.milliseconds, 1e3 * disk.moved[COPY]
+    figures["host"], figures["host_copy"] = host.milliseconds, 1e3 * host.moved[COPY]
+    figures["disk"], figures["disk_copy"] = disk.milliseconds, 1e3 * disk.moved[COPY]
     return figures
-
-
-def measure(*, rounds: int) -> Iterator[Figure]:
-    """Yields the figures; `untaken` ones where there is no vLLM."""
-    if importlib.util.find_spec("vllm") is None:
-        for name in LIMITS:
-            yield untaken(f"engine.ttft.{name}", "ms", NOT_INSTALLED)
-        return
-    taken = _rounds(rounds)
-    beside = {
-        "no_hit": ("the same engine without a connector", taken["without"]),
-        "host": (HIT_AND_COPY, _sums(taken["prefix_cache"], taken["host.copy"])),
-        "disk": (HIT_AND_COPY, _sums(taken["prefix_cache"], taken["disk.copy"])),
-    }
-    for name, limit in LIMITS.items():
-        reference, theirs = beside.get(name, (None, None))
-        yield compared(
-            f"engine.ttft.{name}",
-            "ms",
-            taken[name],
-            reference=reference,
-            theirs=theirs,
-            target=limit,
-            smaller_is_better=True,
-        )
-
-
-def _sums(left: list[float], right: list[float]) -> list[float]:
-    return [one + other for one, other in zip(left, right, strict=True)]
-
-
-def _rounds(rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each round, by what was asked for."""
-    os.environ |= {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": str(min(os.sched_getaffinity(0))),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    rng = random.Random(0)
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtier-bench-")))
-        make_model(directory / "model")
-        disk = {"type": "file", "path": str(directory / "store"), "capacity_bytes": 1 << 30}
-        connector = {
-            "spec_name": "KVTierOffloadingSpec",
-            "spec_module_path": "kvtier.integrations.vllm",
-            "cpu_bytes_to_use": HOST_SLOTS * BLOCK_BYTES,
-            "eviction_policy": "lru",
-            "secondary_tiers": [disk],
-        }
-        ours, without = (Engine(directory / "model", one) for one in (connector, None))
-        stack.callback(without.close)
-        stack.callback(ours.close)
-        taken = [one_round(ours, without, rng) for _ in range(WARM_UP + rounds)]
-    return {name: [one[name] for one in taken[WARM_UP:]] for name in taken[0]}

@@ -64,6 +64,10 @@ def _file_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _no_flags(_parser: argparse.ArgumentParser) -> None:
+    pass
+
+
 def _network_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redis", metavar="HOST:PORT", help="of a server that may be emptied; else one is started"
@@ -90,7 +94,9 @@ QUESTIONS = {
     "transfer": Question("KV cache to slots and back, beside plain copies", _transfer_flags),
     "file": Question("the file tier, beside fio and vLLM's on the same directory", _file_flags),
     "scheduler": Question("vLLM's scheduler with our and its tiers", _scheduler_flags, rounds=5),
-    "engine": Question("time to first token in vLLM's engine", _no_flags, rounds=9),
+    "engine": Question(
+        "vLLM's CPU engine: time to first token by where the prefix is", _no_flags, rounds=9
+    ),
     "network": Question("the redis tier, beside a plain socket and redis-py", _network_flags),
     "object": Question("the object tier, beside boto3 on the same S3 server", _object_flags),
 }
