@@ -76,7 +76,7 @@ class History:
 
     def __init__(self) -> None:
         """Begins without a reading."""
-        self._readings: dict[tuple[int, int, int], deque[_Reading]] = {}
+        self._readings: dict[tuple[str, int], deque[_Reading]] = {}
 
     def add(self, pages: Sequence[StatsPage], now: float) -> list[ManagerRecord]:
         """Takes what was read `now`, in seconds since 1970; returns what to show of each manager.
@@ -85,7 +85,7 @@ class History:
         """
         present = {}
         for page in pages:
-            manager = (page["pid"], page["manager"], page["opened"])
+            manager = (page["path"], page["opened"])
             readings = present[manager] = self._readings.get(manager, deque())
             readings.append(_Reading(now, page["stats"]))
             while readings[0].at < now - LONG_S * _SLACK:
