@@ -1,7 +1,7 @@
 //! What does it cost to be seen? The end of a step with one memory tier, with nothing to do.
 //!
-//! `bare` is a manager that nobody can see; `page` one with a stats page, `trace` one that writes a
-//! trace to a file in memory. What an engine does in a step takes milliseconds.
+//! `bare` is a manager that nobody can see, with tracing off; `page` one with a stats page. What an
+//! engine does in a step takes milliseconds.
 
 use std::path::Path;
 
@@ -12,7 +12,6 @@ use kvtier_core::manager::{Manager, ManagerOptions, TierSlot};
 use kvtier_core::page::DEFAULT_DIRECTORY;
 use kvtier_core::region::{Region, RegionKind};
 use kvtier_core::tier::{MemoryStore, StoreTier, TierLimits};
-use kvtier_core::trace::Trace;
 
 const CHUNK: usize = 4096;
 
@@ -39,12 +38,8 @@ fn end_step(criterion: &mut Criterion) {
     let bare = manager();
     let mut shown = manager();
     shown.open_page(Path::new(DEFAULT_DIRECTORY)).expect("shared memory");
-    let mut traced = manager();
-    let file = tempfile::NamedTempFile::new_in(DEFAULT_DIRECTORY).expect("shared memory");
-    traced.open_trace(Trace::open(file.path()).expect("empty"));
     group.bench_function("bare", |bencher| bencher.iter(|| bare.end_step().expect("open")));
     group.bench_function("page", |bencher| bencher.iter(|| shown.end_step().expect("open")));
-    group.bench_function("trace", |bencher| bencher.iter(|| traced.end_step().expect("open")));
     group.finish();
 }
 

@@ -48,7 +48,7 @@ def primary_lookups(result: str) -> str:
 
 def quantile(share: float) -> str:
     buckets = rate("kvtier_tier_job_duration_seconds_bucket")
-    by = "instance, pid, manager, tier, direction, le"
+    by = "instance, uid, pid, manager, tier, direction, le"
     return f"histogram_quantile({share}, sum by ({by}) ({buckets}))"
 
 

@@ -32,7 +32,8 @@ class StatsPage(TypedDict):
     """The page of one manager. Another version's may lack figures, or have more."""
 
     path: str
-    pid: int
+    uid: int
+    pid: int  # in its own namespace
     manager: int  # of several managers of one process, which
     version: str  # of the kvtier that wrote it
     opened: int  # when the manager was made, in seconds since 1970

@@ -3,7 +3,7 @@
 `Collector` reads the stats pages (`kvtier.pages`) whenever it is scraped; `kvtier exporter` serves
 it. Every figure of `kvtier.config` is exported, under a name and unit that follow Prometheus'
 conventions: counters end in `_total`, sizes are bytes, times are seconds. All metrics of a manager
-carry `pid` and `manager` (its number in the process), those of a secondary tier also `tier`.
+carry `uid`, `pid` and `manager` (its number in the process), those of a secondary tier also `tier`.
 
 Needs `prometheus_client`: `pip install 'kvtier[exporter]'`.
 """
@@ -25,8 +25,6 @@ from kvtier.pages import Pages, StatsPage, read_pages
 
 __all__ = ["PRIMARY", "TIER", "Collector", "Export"]
 
-_MANAGER_LABELS = ("pid", "manager")
-_TIER_LABELS = (*_MANAGER_LABELS, "tier")
 _MIB = 1 << 20
 
 
@@ -247,7 +245,7 @@ _MANAGER = (
 
 
 def _add_page(families: dict[str, Any], page: StatsPage) -> None:
-    labels = {"pid": str(page["pid"]), "manager": str(page["manager"])}
+    labels = {name: str(page[name]) for name in ("uid", "pid", "manager")}
     about = "1 for each manager, with the version of kvtier that it runs."
     info = Export("", "kvtier_manager_info", about, GaugeMetricFamily)
     _add(families, info, {**labels, "version": page["version"]}, 1)

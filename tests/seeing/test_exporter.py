@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def test_samples_are_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[s
     manager.end_step()
     (page,) = read_pages().pages
     found = samples(printed(capsys))
-    labels = {"pid": str(page["pid"]), "manager": "0"}
+    labels = {"uid": str(os.geteuid()), "pid": str(os.getpid()), "manager": "0"}
 
     def value(name: str, **more: str) -> float:
         return found[name, frozenset({**labels, **more}.items())]

@@ -120,6 +120,20 @@ def test_a_version_that_lacks_a_figure_is_shown_without_it(page: StatsPage) -> N
     history.add([page], 1000.0)
     (record,) = history.add([page], 1001.0)
     assert record["steps_per_s"] == 0
+    assert history.refused == []
+
+
+def test_a_version_that_lacks_what_must_be_shown_is_named_and_hides_no_other(
+    page: StatsPage,
+) -> None:
+    other = copy.deepcopy(page)
+    other["path"], other["version"] = "/dev/shm/other", "9.9"
+    del other["stats"]["tiers"]["memory"]["capacity_bytes"]  # type: ignore[misc]
+    history = History()
+    (record,) = history.add([other, page], 1000.0)
+    assert record["version"] == page["version"]
+    (why,) = history.refused
+    assert why.startswith("/dev/shm/other: its kvtier 9.9 does not count 'capacity_bytes'")
 
 
 @given(

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -220,3 +221,17 @@ def test_groups_first_and_last_chunks_and_order_on_the_device() -> None:
         engine.load([4, 5, 6], [0, 2], group=1, first=1, expedited=True).before_compute()
         got = [read_page(cache.canonical, 1, "w", block).cpu() for block in (4, 5, 6)]
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_jobs_begin_between_submission_and_end_on_the_host_s_clock() -> None:
+    cache = filled("cuda", 0)
+    slack = 0.001  # single precision of a pause, and the device's own tick
+    with TransferEngine(Region(3, cache.page_bytes * 2), cache, 2) as engine:
+        for slots in ([0, 1], [1, 2], [2, 0]):
+            submitted = time.monotonic()
+            job = engine.store([[5, 1], [0, 7]], slots)
+            engine.wait(job)
+            assert submitted - slack <= job.began
+            assert job.began + job.seconds <= time.monotonic() + slack

@@ -64,10 +64,6 @@ def _file_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _no_flags(_parser: argparse.ArgumentParser) -> None:
-    pass
-
-
 def _network_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redis", metavar="HOST:PORT", help="of a server that may be emptied; else one is started"

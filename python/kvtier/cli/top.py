@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -67,10 +66,10 @@ def _readings(pids: Sequence[int], interval: float) -> Iterator[_Shown]:
     while True:
         found = read_pages()
         pages = [page for page in found.pages if not pids or page["pid"] in pids]
-        yield history.add(pages, time.time()), found.refused
+        managers = history.add(pages, time.monotonic())
+        yield managers, [*found.refused, *history.refused]
         due = max(due + interval, time.monotonic())
-        # Unlike `sleep`, this can be left at once by the signals of `interruptible`.
-        threading.Event().wait(due - time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
 
 
 def _print_json(readings: Iterator[_Shown], *, once: bool) -> None:

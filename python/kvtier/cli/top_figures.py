@@ -6,6 +6,7 @@ last minute, so that a rate is the difference of two readings over the time betw
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -76,25 +77,32 @@ class History:
 
     def __init__(self) -> None:
         """Begins without a reading."""
-        self._readings: dict[tuple[int, int, int], deque[_Reading]] = {}
+        # Why managers of the last reading are not shown.
+        self.refused: list[str] = []
+        self._readings: dict[tuple[str, int], deque[_Reading]] = {}
 
     def add(self, pages: Sequence[StatsPage], now: float) -> list[ManagerRecord]:
-        """Takes what was read `now`, in seconds since 1970; returns what to show of each manager.
+        """Takes what was read `now`, on a clock of the caller; returns what to show.
 
-        Managers whose pages are gone are forgotten.
+        Managers whose pages are gone are forgotten. Those of another version, without a figure that
+        is to be shown, are `refused`.
         """
         present = {}
+        records = []
+        self.refused = []
         for page in pages:
-            manager = (page["pid"], page["manager"], page["opened"])
+            manager = (page["path"], page["opened"])
             readings = present[manager] = self._readings.get(manager, deque())
             readings.append(_Reading(now, page["stats"]))
             while readings[0].at < now - LONG_S * _SLACK:
                 readings.popleft()
+            try:
+                records.append(_manager(page, readings))
+            except KeyError as figure:
+                why = f"its kvtier {page['version']} does not count {figure}"
+                self.refused.append(f"{page['path']}: {why}; use the kvtier top of its environment")
         self._readings = present
-        return [
-            _manager(page, readings, now)
-            for page, readings in zip(pages, present.values(), strict=True)
-        ]
+        return records
 
 
 def quantile(counts: Sequence[float], bounds: Sequence[float], share: float) -> float | None:
@@ -151,10 +159,11 @@ def _more(figures: tuple[Any, Any], name: str) -> float:
     return float(now.get(name, 0) - (0 if before is None else before.get(name, 0)))
 
 
-def _manager(page: StatsPage, readings: Sequence[_Reading], now: float) -> ManagerRecord:
+def _manager(page: StatsPage, readings: Sequence[_Reading]) -> ManagerRecord:
     short, long = _span(readings, SHORT_S), _span(readings, LONG_S)
     spans = {"10s": short, "60s": long, "start": _Span(0.0, None, page["stats"])}
     names = list(page["stats"]["tiers"])
+    now = time.time()
     return {
         "pid": page["pid"],
         "manager": page["manager"],

@@ -46,6 +46,7 @@ fn page_dict<'py>(py: Python<'py>, reading: &Reading) -> PyResult<Bound<'py, PyD
     }
     let dict = PyDict::new(py);
     dict.set_item("path", reading.path.as_os_str())?;
+    dict.set_item("uid", reading.user)?;
     dict.set_item("pid", owner.pid)?;
     dict.set_item("manager", reading.number)?;
     dict.set_item("version", version)?;

@@ -120,14 +120,14 @@ impl Manager {
         for result in self.results.take() {
             if let Some(job) = inner.jobs.remove(&result.job) {
                 inner.revision += 1;
+                if let Some(spans) = &self.spans {
+                    spans.job_ended((job.tier, job.direction), result.job, &result);
+                }
                 let moved = inner.tiers[job.tier].moved(job.direction);
                 moved.in_flight -= 1;
                 moved.bytes += result.bytes;
                 moved.seconds += result.busy.as_secs_f64();
                 inner.judge(&job, &result);
-                if let Some(spans) = &self.spans {
-                    spans.job_ended((job.tier, job.direction), result.job, &result);
-                }
                 match job.direction {
                     Direction::Store => self.apply_store(inner, &job, &result),
                     Direction::Load => inner.apply_load(&job, &result),

@@ -33,8 +33,8 @@
 //!   child that `fork` made holds it too, so an owner that can be asked for by its pid is.
 //!
 //! # Cost
-//! `benches/manager.rs` measures it: a step with a page takes 1.5 to 4 microseconds longer, with one
-//! tier. A page takes 8 to 12 KiB of `/dev/shm`.
+//! `benches/manager.rs` measures it: with one tier a step takes 1.5 to 7 microseconds longer, most of
+//! it the system call. A page takes 8 to 12 KiB of `/dev/shm`.
 
 mod description;
 mod owner;

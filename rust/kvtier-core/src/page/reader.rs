@@ -21,6 +21,8 @@ const ATTEMPTS: usize = 16;
 pub struct Reading {
     /// The page.
     pub path: PathBuf,
+    /// The user that it belongs to.
+    pub user: u32,
     /// Of several managers of one process, which.
     pub number: u32,
     /// When it was published, in nanoseconds since 1970.
@@ -108,33 +110,23 @@ fn pages(directory: &Path) -> Result<Vec<(PathBuf, Name, File)>, PageError> {
 
 fn read(path: &Path, name: &Name, file: &File) -> Result<Reading, PageError> {
     let damaged = |why: String| PageError::Damaged { path: path.to_owned(), why };
-    let mut words = Vec::new();
-    let mut description = None;
     for _ in 0..ATTEMPTS {
         let bytes = contents(path, file)?;
-        let opened = match &description {
-            // It does not change.
-            Some(opened) => opened,
-            None => description.insert(open(path, &bytes)?),
-        };
-        let (description, records) = opened;
+        let (description, records) = open(path, &bytes)?;
         let record_bytes = (description.words() + RECORD_WORDS) * WORD;
-        let Some(records) = bytes.get(*records..*records + 2 * record_bytes) else {
+        let Some(records) = bytes.get(records..records + 2 * record_bytes) else {
             return Err(damaged(format!("it has {} bytes only", bytes.len())));
         };
         let whole = records.chunks_exact(record_bytes).filter_map(whole_record);
-        if let Some(newest) = whole.max_by_key(|record| record[0]) {
-            words = newest;
-            break;
+        if let Some(mut words) = whole.max_by_key(|record| record[0]) {
+            let published = words[1];
+            words.drain(..2);
+            let Name { user, number, .. } = *name;
+            let path = path.to_owned();
+            return Ok(Reading { path, user, number, published, description, words });
         }
     }
-    let Some((description, _)) = description.filter(|_| !words.is_empty()) else {
-        return Err(damaged("it has no whole record".to_owned()));
-    };
-    let published = words[1];
-    words.drain(..2);
-    let (path, number) = (path.to_owned(), name.number);
-    Ok(Reading { path, number, published, description, words })
+    Err(damaged("it has no whole record".to_owned()))
 }
 
 /// The words of a record, without its checksum, if that is right.
