@@ -26,7 +26,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "all is good; 1: something is not, or was not and is repaired; 2: it could not be checked.",
     )
     parser.add_argument(
-        "store", metavar="DIR|URL", help="path of the file tier; or s3://BUCKET/PREFIX, gs, az, file"
+        "store",
+        metavar="DIR|URL",
+        help="path of the file tier; or s3://BUCKET/PREFIX, gs, az, file",
     )
     parser.add_argument(
         "--sample", type=int, default=1000, metavar="N", help="of a bucket, chunks to check (1000)"
@@ -34,11 +36,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of a bucket, which ones (0)"
     )
-    parser.add_argument("--endpoint", metavar="URL", help="of a bucket, another server than Amazon's")
-    parser.add_argument("--region", metavar="NAME", help="of a bucket")
     parser.add_argument(
-        "--allow-http", action="store_true", help="of a bucket, without encryption"
+        "--endpoint", metavar="URL", help="of a bucket, another server than Amazon's"
     )
+    parser.add_argument("--region", metavar="NAME", help="of a bucket")
+    parser.add_argument("--allow-http", action="store_true", help="of a bucket, without encryption")
     parser.add_argument(
         "--repair", action="store_true", help="drop what is bad: it is a miss from now on"
     )
