@@ -4,7 +4,7 @@ Tiers are plain dicts, checked before anything is opened:
 
 | field | tiers | meaning | default |
 |---|---|---|---|
-| `type` | all | `"memory"`, `"file"`, `"object"`, `"redis"`, or a registered one (`docs/tiers.md`) | required |
+| `type` | all | a tier that is built in, or a registered one (`docs/tiers.md`) | required |
 | `name` | all | name in figures and events | the type |
 | `capacity_bytes` | memory, file | bytes the tier may take | required |
 | `path` | file | directory, made if absent, owned by one process at a time | required |
@@ -33,7 +33,7 @@ Tiers are plain dicts, checked before anything is opened:
 | `known_keys` | redis | keys that are remembered, 18 to 37 bytes each | 1,000,000 |
 | `load_deadline_s` | all | seconds after which a load is a miss | 5 |
 | `store_deadline_s` | all | seconds after which a store is given up | 30 |
-| `lookup_deadline_s` | all | seconds a request is told RETRY, then it is a miss | 1; object, redis 0.02 |
+| `lookup_deadline_s` | all | seconds a request is told RETRY, then a miss | 1; object, redis 0.02 |
 | `load_share` | all | part of the primary tier's slots that its loads may hold | 0.5 |
 | `max_queued_bytes` | all | bytes of stores under way; more are shed | half the region |
 | `shed` | all | which stores are shed, `"newest"` or `"oldest"` | `"newest"` |

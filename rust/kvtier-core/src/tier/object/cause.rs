@@ -32,13 +32,11 @@ impl Cause {
     pub(super) fn of(error: &Error, node: &str, what: &'static str) -> Self {
         let node = node.to_owned();
         if let Some(kind) = transport(error) {
-            return Self::passing(match kind {
-                HttpErrorKind::Timeout => NetworkError::TimedOut { node, what },
-                _ => {
-                    let source = std::io::Error::other(innermost(error));
-                    NetworkError::Unreachable { what, node, source }
-                }
-            });
+            if kind == HttpErrorKind::Timeout {
+                return Self::passing(NetworkError::TimedOut { node, what });
+            }
+            let source = std::io::Error::other(innermost(error));
+            return Self::passing(NetworkError::Unreachable { what, node, source });
         }
         let text = error.to_string();
         let code = tagged(&text, "Code").unwrap_or_default();

@@ -224,7 +224,9 @@ mod tests {
 
         fn list(&self, names: &[u8]) {
             let began = self.inventory.begin_listing();
-            names.iter().for_each(|&name| self.inventory.named(&[name; 8]));
+            for &name in names {
+                self.inventory.named(&[name; 8]);
+            }
             self.inventory.end_listing(Some(began));
         }
     }

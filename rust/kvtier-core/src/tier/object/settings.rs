@@ -136,7 +136,7 @@ impl ObjectSettings {
     /// The field, its value, and what is allowed.
     pub fn check(&self) -> Result<(), String> {
         let url = self.parsed()?;
-        if !self.is_s3(&url) {
+        if !matches!(url.scheme(), "s3" | "s3a") {
             let given = [
                 ("endpoint", self.endpoint.is_some()),
                 ("region", self.region.is_some()),
@@ -276,10 +276,6 @@ impl ObjectSettings {
             "s3" | "s3a" | "gs" | "az" | "abfs" | "abfss" | "file" => Ok(url),
             _ => Err(self.unknown_scheme()),
         }
-    }
-
-    fn is_s3(&self, url: &Url) -> bool {
-        matches!(url.scheme(), "s3" | "s3a")
     }
 
     fn unknown_scheme(&self) -> String {
