@@ -1,9 +1,9 @@
-//! Looking into a file tier's directory: `inspect_store`, `StoreAudit`.
+//! Looking into what tiers keep: `inspect_store`, `StoreAudit`, `RedisAudit`.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use kvtier_core::tier::{self, Audit, Distribution, Finding};
+use kvtier_core::tier::{self, Audit, Distribution, Finding, RedisSettings};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -50,7 +50,44 @@ pub(crate) struct StoreAudit {
     total: usize,
 }
 
+/// See `_kvtier.pyi`.
+#[pyclass(frozen, module = "kvtier._kvtier")]
+pub(crate) struct RedisAudit {
+    inner: Mutex<tier::RedisAudit>,
+}
+
+#[pymethods]
+impl RedisAudit {
+    #[new]
+    #[pyo3(signature = (settings, *, sample = None, repair = false))]
+    fn new(py: Python<'_>, settings: &str, sample: Option<u64>, repair: bool) -> PyResult<Self> {
+        let settings = RedisSettings::parse(settings).or_raise(py)?;
+        let audit = py.detach(|| tier::RedisAudit::open(&settings, sample, repair)).or_raise(py)?;
+        Ok(Self { inner: Mutex::new(audit) })
+    }
+
+    fn check<'py>(&self, py: Python<'py>) -> PyResult<Option<(u64, Vec<Found<'py>>)>> {
+        let checked = py.detach(|| self.lock().check()).or_raise(py)?;
+        Ok(checked.map(|checked| (checked.chunks, found(py, checked.bad))))
+    }
+}
+
+impl RedisAudit {
+    fn lock(&self) -> std::sync::MutexGuard<'_, tier::RedisAudit> {
+        self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
 type Found<'py> = (Option<Bound<'py, PyBytes>>, String, &'static str, bool);
+
+fn found(py: Python<'_>, findings: Vec<Finding>) -> Vec<Found<'_>> {
+    findings
+        .into_iter()
+        .map(|Finding { key, place, what, repaired }| {
+            (key.map(|key| PyBytes::new(py, &key)), place, what, repaired)
+        })
+        .collect()
+}
 
 impl StoreAudit {
     fn step<'py>(
@@ -65,12 +102,7 @@ impl StoreAudit {
         let findings = findings
             .ok_or_else(|| PyRuntimeError::new_err("this audit was closed"))?
             .or_raise(py)?;
-        Ok(findings
-            .into_iter()
-            .map(|Finding { key, place, what, repaired }| {
-                (key.map(|key| PyBytes::new(py, &key)), place, what, repaired)
-            })
-            .collect())
+        Ok(found(py, findings))
     }
 }
 

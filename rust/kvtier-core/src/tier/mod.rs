@@ -38,7 +38,7 @@ pub use job::{
 };
 pub use limits::{Offload, Shed, TierLimits};
 pub use memory::MemoryStore;
-pub use redis::{RedisSettings, RedisTier};
+pub use redis::{Checked, RedisAudit, RedisSettings, RedisTier};
 pub use store::{ChunkStore, StoreTier};
 
 use crate::key::KeyBatch;
