@@ -44,7 +44,7 @@ def test_a_damaged_object_is_found_named_and_removed(tmp_path: Path) -> None:
             {
                 "key": key(7).hex(),
                 "where": str(bad).lstrip("/"),
-                "what": "has other bytes than were stored",
+                "what": "payload",
             }
         ],
         "files": [],

@@ -7,13 +7,15 @@ into one fixed buffer, over one connection, and looks at nothing: no client can 
 
 from __future__ import annotations
 
+import signal
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 
 from kvtier import RETRY
 from kvtier.bench.figures import Figure, alternate, compared, untaken
-from kvtier.bench.redis_rivals import RawSocket, RedisPy, own_server
+from kvtier.bench.redis_rivals import BenchServer, RawSocket, RedisPy, own_server
 from kvtier.bench.tier_store import KEY_BYTES, TierStore, numbered_keys, tier_store
 from kvtier.errors import ConfigError, TierError
 
@@ -24,22 +26,25 @@ _ENVELOPE_BYTES = 128
 _TARGET_RAW, _TARGET_REDIS_PY = 0.85, 2.0
 _LOOKUP_KEYS = 512
 _TARGET_LOOKUP_MKEYS = 1.0
+_STEPS, _STEP_KEYS, _TARGET_STEP = 20, 64, 1.25
 _PREFIX = "kvtier-bench"
 
 
 def measure(*, redis: str | None, size: int, rounds: int) -> Iterator[Figure]:
     """Yields the figures. The server is emptied again and again: give it one of its own."""
-    with nullcontext(_address(redis)) if redis else own_server() as (host, port):
+    with nullcontext(_named(redis)) if redis else own_server() as server:
+        host, port = server.host, server.port
         for label, chunk in _CHUNKS.items():
             yield from _transfers(host, port, label, chunk, size, rounds)
         yield from _lookups(host, port, rounds)
+        yield _hanging(server, rounds)
 
 
-def _address(given: str) -> tuple[str, int]:
+def _named(given: str) -> BenchServer:
     host, colon, port = given.rpartition(":")
     if not colon or not port.isdigit():
         raise ConfigError(f"--redis {given}: use HOST:PORT")
-    return host, int(port)
+    return BenchServer(host, int(port))
 
 
 def _config(host: str, port: int) -> dict[str, object]:
@@ -123,6 +128,45 @@ def _lookups(host: str, port: int, rounds: int) -> Iterator[Figure]:
         yield compared(figure, "Mkeys/s", asked, target=_TARGET_LOOKUP_MKEYS)
         yield compared(f"{figure}.pipeline", "Mkeys/s", asked, reference="raw socket", theirs=plain)
         yield compared(f"{figure}.round-trips", "", [trips], target=1.0, smaller_is_better=True)
+
+
+def _hanging(server: BenchServer, rounds: int) -> Figure:
+    """What a step of the engine costs while the server stands still, beside one that answers."""
+    name = "redis.step.hanging"
+    if server.process is None:
+        return untaken(name, "us", "the server is not ours to be stopped: leave --redis out")
+    with tier_store(_config(server.host, server.port), 4096, 4096) as ours:
+        _ask(ours)  # so that a connection is there
+        answering, hanging = [], []
+        for _ in range(rounds):
+            answering.append(_step(ours))
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                hanging.append(_step(ours))
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+        return compared(
+            name,
+            "us",
+            hanging,
+            reference="answering",
+            theirs=answering,
+            target=_TARGET_STEP,
+            smaller_is_better=True,
+        )
+
+
+def _step(store: TierStore) -> float:
+    """The median of steps with a look-up of new keys each, in microseconds."""
+    taken = []
+    for _ in range(_STEPS):
+        store.next_key += _STEP_KEYS
+        keys = numbered_keys(store.next_key, _STEP_KEYS)
+        began = time.perf_counter()
+        store.manager.lookup(store.next_key, keys)
+        store.manager.end_step()
+        taken.append((time.perf_counter() - began) * 1e6)
+    return statistics.median(taken)
 
 
 def _ask(store: TierStore) -> float:

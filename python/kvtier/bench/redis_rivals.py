@@ -9,18 +9,28 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 from kvtier.errors import ConfigError, TierError
 
-__all__ = ["RawSocket", "RedisPy", "own_server"]
+__all__ = ["BenchServer", "RawSocket", "RedisPy", "own_server"]
 
 _PATIENCE_S = 10.0
 
 
+@dataclass(frozen=True)
+class BenchServer:
+    """A server to measure with: where it listens, and its process if it is ours."""
+
+    host: str
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+
 @contextmanager
-def own_server() -> Iterator[tuple[str, int]]:
-    """A redis-server of its own on loopback, ended with the `with`; its host and port."""
+def own_server() -> Iterator[BenchServer]:
+    """A redis-server of its own on loopback, ended with the `with`."""
     program = shutil.which("redis-server")
     if program is None:
         raise ConfigError("redis-server is not installed: install it, or name one with --redis")
@@ -32,7 +42,7 @@ def own_server() -> Iterator[tuple[str, int]]:
         process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
         try:
             _wait_for(host, port)
-            yield host, port
+            yield BenchServer(host, port, process)
         finally:
             process.kill()
             process.wait()

@@ -47,7 +47,7 @@ mod _kvtier {
     #[pymodule_export]
     use super::solo::SoloTier;
     #[pymodule_export]
-    use super::store::{ObjectAudit, StoreAudit, inspect_store};
+    use super::store::{ObjectAudit, RedisAudit, StoreAudit, inspect_store};
     #[pymodule_export]
     use super::tier::{TierJob, TierPort, chunk_checksum};
     #[pymodule_export]
