@@ -208,11 +208,11 @@ mod tests {
         assert_eq!(
             told,
             [
-                (Some(1), "has other bytes than were stored"),
-                (Some(2), "has 1872 bytes instead of 4096"),
-                (Some(3), "has no whole header"),
-                (Some(4), "is another chunk"),
-                (Some(6), "belongs to another namespace"),
+                (Some(1), "payload"),
+                (Some(2), "length"),
+                (Some(3), "header"),
+                (Some(4), "name"),
+                (Some(6), "namespace"),
             ]
         );
         assert!(found.iter().all(|each| each.repaired));
