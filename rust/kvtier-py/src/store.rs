@@ -51,14 +51,15 @@ pub(crate) struct StoreAudit {
     total: usize,
 }
 
-type Found<'py> = (Option<Bound<'py, PyBytes>>, String, &'static str, bool);
+/// A finding: the key, the place, what is bad, and whether it was repaired.
+type Found<'py, What> = (Option<Bound<'py, PyBytes>>, String, What, bool);
 
 impl StoreAudit {
     fn step<'py>(
         &self,
         py: Python<'py>,
         step: impl FnOnce(&mut Audit) -> Result<Vec<Finding>, tier::TierError> + Send,
-    ) -> PyResult<Vec<Found<'py>>> {
+    ) -> PyResult<Vec<Found<'py, &'static str>>> {
         let findings = py.detach(|| {
             let mut audit = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             audit.as_mut().map(step)
@@ -90,11 +91,11 @@ impl StoreAudit {
         self.total
     }
 
-    fn check_files<'py>(&self, py: Python<'py>) -> PyResult<Vec<Found<'py>>> {
+    fn check_files<'py>(&self, py: Python<'py>) -> PyResult<Vec<Found<'py, &'static str>>> {
         self.step(py, |audit| audit.check_files())
     }
 
-    fn check<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Found<'py>>> {
+    fn check<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Found<'py, &'static str>>> {
         self.step(py, |audit| audit.check(count))
     }
 
@@ -141,11 +142,7 @@ impl ObjectAudit {
         self.sample
     }
 
-    fn check<'py>(
-        &self,
-        py: Python<'py>,
-        count: usize,
-    ) -> PyResult<Vec<(Option<Bound<'py, PyBytes>>, String, String, bool)>> {
+    fn check<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Found<'py, String>>> {
         let found = py.detach(|| {
             self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner).check(count)
         });
