@@ -13,6 +13,8 @@ FUZZ_SECONDS ?= 300
 FIRST ?= 0
 SEEDS ?= 100000
 CRASHES ?= 240
+CAMPAIGN_SECONDS ?= 600
+CAMPAIGN_SEED ?= 1
 
 BIN := $(VENV)/bin
 WHEELS := target/wheels
@@ -80,6 +82,22 @@ mutations: ## Plant bugs in the core, one at a time: the simulation must find ea
 .PHONY: crash
 crash: setup ## Kill a writer of the file tier at random points (CRASHES=240)
 	CRASHES=$(CRASHES) $(BIN)/python -m pytest tests/core/test_file_crash.py
+
+# The network tests want real servers: installed where that is possible, named where it is not.
+.PHONY: network-servers
+network-servers:
+	@command -v redis-server redis-cli >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && apt-get install -qq -y --no-install-recommends redis-server >/dev/null; } || \
+		{ echo "install redis-server (Debian: apt-get install redis-server)" >&2; exit 2; }
+
+.PHONY: test-network
+test-network: setup network-servers ## Run the network tiers on real servers on loopback (PYTEST_ARGS=...)
+	$(BIN)/python -m pytest tests/network $(PYTEST_ARGS)
+
+.PHONY: campaign
+campaign: setup network-servers ## Hurt a cluster at random for a long time (CAMPAIGN_SECONDS=600 CAMPAIGN_SEED=1)
+	CAMPAIGN_SECONDS=$(CAMPAIGN_SECONDS) CAMPAIGN_SEED=$(CAMPAIGN_SEED) \
+		$(BIN)/python -m pytest -s tests/network/test_campaign.py --timeout 0
 
 .PHONY: fuzz
 fuzz: ## Fuzz the index against its model (needs nightly and cargo-fuzz; FUZZ_SECONDS=300)

@@ -404,6 +404,20 @@ class ObjectAudit:
     def check(self, count: int) -> list[tuple[bytes | None, str, str, bool]]:
         """Reads and checks up to `count` more chunks."""
 
+class RedisAudit:
+    """Reads back the chunks that Redis servers hold, and compares them with their headers.
+
+    `settings` is a JSON object of a redis tier's own fields. At most `sample` chunks are read; with
+    `repair` bad ones are removed. Findings are those of `StoreAudit`. Raises `TierError` when a
+    server is not reached or refuses, `ConfigError` for settings that can not be.
+    """
+
+    def __new__(
+        cls, settings: str, *, sample: int | None = None, repair: bool = False
+    ) -> RedisAudit: ...
+    def check(self) -> tuple[int, list[tuple[bytes | None, str, str, bool]]] | None:
+        """Checks the chunks of one more page: how many, and what is bad; None after the last."""
+
 @final
 class StoreAudit:
     """Checks a file tier's directory step by step, headers and payloads.

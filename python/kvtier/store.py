@@ -1,9 +1,10 @@
-"""Looking into the directory of a file tier, or the bucket of an object tier, without a manager.
+"""Looking into what a tier keeps, without a manager.
 
 `inspect` says whose data a store holds, how full it is, and how old and how much used its chunks
-are; `verify` reads every chunk and compares it with its checksum, `verify_objects` a sample of the
-chunks in a bucket. `kvtier inspect` and `kvtier verify` print what these find;
-`docs/file-format.md` says what is in the directory.
+are; `verify` reads every chunk and compares it with its checksum. `kvtier inspect` and
+`kvtier verify` print what these find; `docs/file-format.md` says what is in the directory.
+`verify_redis` does the same with the chunks that Redis servers hold, `verify_objects` with a sample
+of those in a bucket (`docs/network.md`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-from kvtier._kvtier import ObjectAudit, StoreAudit, inspect_store
+from kvtier._kvtier import ObjectAudit, RedisAudit, StoreAudit, inspect_store
+from kvtier.config import jsonable
+from kvtier.errors import ConfigError
 
 __all__ = [
     "Distribution",
@@ -24,6 +27,7 @@ __all__ = [
     "inspect",
     "verify",
     "verify_objects",
+    "verify_redis",
 ]
 
 # Bytes that are checked between two looks at Ctrl-C and the progress bar.
@@ -135,9 +139,38 @@ def verify_objects(
     `repair` removes what is bad. Raises `ConfigError` for settings that can not be, `TierError`
     when the bucket can not be read.
     """
-    audit = ObjectAudit(json.dumps(dict(settings)), sample=sample, seed=seed, repair=repair)
+    if sample < 1 or seed < 0:
+        raise ConfigError(f"sample = {sample} must be at least 1, seed = {seed} at least 0")
+    written = json.dumps(dict(settings), default=jsonable)
+    audit = ObjectAudit(written, sample=sample, seed=seed, repair=repair)
     corrupt: list[Finding] = []
     for done in range(0, audit.sample, _STEP_OBJECTS):
         corrupt += [Finding(*found) for found in audit.check(_STEP_OBJECTS)]
         progress(audit.sample, min(_STEP_OBJECTS, audit.sample - done))
     return Verification(audit.sample, corrupt, [])
+
+
+def verify_redis(
+    settings: Mapping[str, Any],
+    *,
+    sample: int | None = None,
+    repair: bool = False,
+    progress: Callable[[int], None] = lambda _done: None,
+) -> Verification:
+    """Reads the chunks of Redis servers, `sample` of them if given, and compares them.
+
+    `settings` are those of a redis tier: `url` or `nodes`, `prefix`, and so on. Engines may use the
+    servers meanwhile. `repair` removes what is bad; `progress` is called with how many more chunks
+    were checked. Raises `TierError` when a server is not
+    reached, `ConfigError` for settings that can not be.
+    """
+    if sample is not None and sample < 1:
+        raise ConfigError(f"sample = {sample}: check one chunk or more")
+    audit = RedisAudit(json.dumps(settings, default=jsonable), sample=sample, repair=repair)
+    chunks = 0
+    corrupt: list[Finding] = []
+    while (checked := audit.check()) is not None:
+        chunks += checked[0]
+        corrupt += [Finding(*found) for found in checked[1]]
+        progress(checked[0])
+    return Verification(chunks, corrupt, [])

@@ -25,7 +25,7 @@ def flip(client: redis.Redis, names: Iterable[bytes]) -> None:
     """Flips a bit of each payload, behind its envelope if it has one."""
     for name in names:
         at = ENVELOPE_BYTES if name.endswith(b"}") else 0
-        byte = client.getrange(name, at, at)[0]
+        (byte,) = bytes(memoryview(client.getrange(name, at, at)))  # type: ignore[arg-type]
         client.setrange(name, at, bytes([byte ^ 1]))
 
 

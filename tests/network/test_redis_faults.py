@@ -145,16 +145,22 @@ def test_answers_that_are_late(proxy: FaultProxy) -> None:
     engine.close()
 
 
+def read(client: redis.Redis, name: bytes) -> bytes:
+    value = client.get(name)
+    assert isinstance(value, bytes)
+    return value
+
+
 def truncated(client: redis.Redis, name: bytes) -> bytes:
-    return bytes(client.get(name))[:-1]  # type: ignore[arg-type]
+    return read(client, name)[:-1]
 
 
 def without_payload(client: redis.Redis, name: bytes) -> bytes:
-    return bytes(client.getrange(name, 0, ENVELOPE_BYTES - 1))
+    return read(client, name)[:ENVELOPE_BYTES]
 
 
 def shorter_than_a_header(client: redis.Redis, name: bytes) -> bytes:
-    return bytes(client.getrange(name, 0, 9))
+    return read(client, name)[:9]
 
 
 def somebody_elses(_client: redis.Redis, _name: bytes) -> bytes:
@@ -163,7 +169,7 @@ def somebody_elses(_client: redis.Redis, _name: bytes) -> bytes:
 
 def another_chunks(client: redis.Redis, name: bytes) -> bytes:
     (other,) = [other for other in client.scan_iter("*}") if other != name]
-    return bytes(client.get(other))  # type: ignore[arg-type]
+    return read(client, other)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +297,7 @@ def test_a_wrong_password_is_refused_and_not_shown(
 def test_an_acl_user(tmp_path: Path) -> None:
     user = ("--user", "cache", "on", ">secret", "~kvtier:*", "+@all", "-@dangerous")
     with redis_servers.server(tmp_path, *user) as server:
-        login = {"username": "cache", "password": "secret"}
+        login: dict[str, Any] = {"username": "cache", "password": "secret"}
         engine = Client(nodes=[f"127.0.0.1:{server.port}"], **login)
         engine.recovers(NUMBERS)
         engine.close()
@@ -309,8 +315,8 @@ def test_a_certificate_that_is_not_known(tmp_path: Path) -> None:
     subprocess.run([openssl, *made.split()], check=True, capture_output=True)
     port = free_port()
     tls = ("--port", "0", "--tls-port", str(port), "--tls-auth-clients", "no")
-    tls += ("--tls-cert-file", str(certificate), "--tls-key-file", str(secret))
-    server = Server(tmp_path, *tls, port=port)
+    files = ("--tls-cert-file", str(certificate), "--tls-key-file", str(secret))
+    server = Server(tmp_path, *tls, *files, port=port)
     try:
         url = f"rediss://localhost:{port}"
         engine = Client(url=url)

@@ -17,7 +17,8 @@ import numpy as np
 from kvtier.bench.figures import Figure, alternate, compared, untaken
 from kvtier.bench.file_reopen import FACTS, fill_and_kill, reopen
 from kvtier.bench.file_rivals import Fio, VllmTier, vllm_tier
-from kvtier.bench.file_store import FileStore, cpu_seconds, file_store
+from kvtier.bench.file_store import file_store
+from kvtier.bench.tier_store import TierStore, cpu_seconds
 
 __all__ = ["measure"]
 
@@ -44,7 +45,7 @@ def measure(*, directory: str | None, size: int, chunks: int, rounds: int) -> It
         yield from _reopen(Path(name) / "reopen", chunks, min(rounds, 3))
 
 
-def _rate(store: FileStore, run: Callable[[], float]) -> Callable[[], float]:
+def _rate(store: TierStore, run: Callable[[], float]) -> Callable[[], float]:
     return lambda: store.nbytes / run() / 1e9
 
 

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from kvtier import Manager, Region
-from kvtier.bench.file_store import KEY_BYTES, file_store
+from kvtier.bench.file_store import file_store
+from kvtier.bench.tier_store import KEY_BYTES
 from kvtier.errors import TierError
 
 __all__ = ["FACTS", "fill_and_kill", "reopen"]

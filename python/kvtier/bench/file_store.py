@@ -1,126 +1,32 @@
-"""A file tier to measure: whole batches of chunks to disk and back, and how many there are."""
+"""A file tier to measure."""
 
 from __future__ import annotations
 
-import resource
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from kvtier import Region
+from kvtier.bench.tier_store import TierStore, tier_store
 
-from kvtier import HIT_PENDING, Manager, Region
-from kvtier.errors import TierError
+__all__ = ["file_store"]
 
-__all__ = ["KEY_BYTES", "FileStore", "cpu_seconds", "file_store", "numbered_keys"]
-
-KEY_BYTES = 36
 # What a store needs beside its chunks: 128 bytes of header a chunk, and less than this.
 _OWN_BYTES = 8 << 20
-_WAIT = 600.0
-
-
-def numbered_keys(first: int, count: int) -> NDArray[np.uint8]:
-    """Keys `first` to `first + count`, told apart by their first bytes."""
-    keys = np.zeros((count, KEY_BYTES), np.uint8)
-    keys[:, :8] = np.arange(first, first + count, dtype="<u8").view(np.uint8).reshape(count, 8)
-    return keys
-
-
-def cpu_seconds() -> float:
-    """Seconds of processor that this process has used, the kernel's work for it included."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-@dataclass
-class FileStore:
-    """A manager with one tier, a file tier as a rule, and `count` chunks of `chunk_bytes`."""
-
-    manager: Manager
-    count: int
-    chunk_bytes: int
-    next_key: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all chunks."""
-        return self.count * self.chunk_bytes
-
-    @property
-    def keys(self) -> NDArray[np.uint8]:
-        """The keys that were stored last."""
-        return numbered_keys(self.next_key - self.count, self.count)
-
-    def store(self) -> float:
-        """Stores `count` new chunks out of host memory; returns the seconds to disk."""
-        self.next_key += self.count
-        self._empty_host_memory()
-        keys = self.keys
-        prepared = self.manager.prepare_store(1, keys)
-        if prepared is None:
-            raise TierError("the region has no room for the chunks of one round")
-        began = time.perf_counter()
-        self.manager.complete_store(1, keys)
-        self._drain()
-        seconds = time.perf_counter() - began
-        self.manager.request_finished(1)
-        return seconds
-
-    def load(self) -> float:
-        """Brings the chunks that were stored last back into host memory; returns the seconds."""
-        self._empty_host_memory()
-        keys = self.keys
-        began = time.perf_counter()
-        answers = self.manager.lookup(2, keys)
-        if not (answers == HIT_PENDING).all():
-            raise TierError("chunks that were stored are not in the tier")
-        self._drain()
-        seconds = time.perf_counter() - began
-        self.manager.request_finished(2)
-        return seconds
-
-    def _drain(self) -> None:
-        if not self.manager.drain(_WAIT):
-            raise TierError(f"the tier did not finish within {_WAIT:.0f} s")
-        (failures,) = self.manager.stats()["tiers"].values()
-        failed = sum(failures["store_failures"].values()) + sum(failures["load_failures"].values())
-        if failed or failures["sheds"] or failures["refused"]:
-            raise TierError(f"{failed} transfers failed, {failures['sheds']} were shed")
-
-    def _empty_host_memory(self) -> None:
-        self.manager.reset()
-        self.manager.reset_flushed()
 
 
 @contextmanager
 def file_store(
     directory: Path, chunk_bytes: int, size: int, region: Region | None = None, **settings: Any
-) -> Iterator[FileStore]:
+) -> Iterator[TierStore]:
     """A file tier in `directory` with room for `size` bytes of chunks, closed at the end."""
     count = max(1, size // chunk_bytes)
-    tier = {
+    config = {
         "type": "file",
         "path": directory,
         "capacity_bytes": count * (chunk_bytes + 200) + _OWN_BYTES,
-        "max_queued_bytes": 2 * size,
-        "load_share": 1.0,
-        "load_deadline_s": _WAIT,
-        "store_deadline_s": _WAIT,
-        "high_water_s_per_mib": 1000.0,
         **settings,
     }
-    if region is None:
-        region = Region(count, chunk_bytes, prefault_threads=2)
-    np.asarray(region)[:] = np.arange(256, dtype=np.uint8)[
-        np.arange(region.slots, dtype=np.uint32)[:, None] % 256
-    ]
-    manager = Manager(region, [tier], key_bytes=KEY_BYTES, namespace="kvtier bench")
-    try:
-        yield FileStore(manager, count, chunk_bytes)
-    finally:
-        manager.shutdown()
+    with tier_store(config, chunk_bytes, size, region) as store:
+        yield store

@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from kvtier import Manager, Region
 from kvtier.bench.figures import Figure, alternate, compared, untaken
-from kvtier.bench.file_store import KEY_BYTES, FileStore, cpu_seconds
+from kvtier.bench.tier_store import TierStore, cpu_seconds, tier_store
 from kvtier.errors import TierError
 
 __all__ = ["measure"]
@@ -133,9 +132,8 @@ def _server(place: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _tier(endpoint: str, chunk_bytes: int, size: int) -> Iterator[FileStore]:
+def _tier(endpoint: str, chunk_bytes: int, size: int) -> Iterator[TierStore]:
     """A manager with an object tier, of as many chunks as `size` has."""
-    count = max(1, size // chunk_bytes)
     tier = {
         "type": "object",
         "url": f"s3://{_BUCKET}/tier",
@@ -143,20 +141,10 @@ def _tier(endpoint: str, chunk_bytes: int, size: int) -> Iterator[FileStore]:
         "allow_http": True,
         "region": "us-east-1",
         "connections": _CONNECTIONS,
-        "max_queued_bytes": 2 * size,
-        "load_share": 1.0,
-        "load_deadline_s": 600.0,
-        "store_deadline_s": 600.0,
-        "high_water_s_per_mib": 1000.0,
         **_KEYS,
     }
-    region = Region(count, chunk_bytes, prefault_threads=2)
-    np.asarray(region)[:] = np.random.default_rng(1).integers(0, 256, chunk_bytes, np.uint8)
-    manager = Manager(region, [tier], key_bytes=KEY_BYTES, namespace="kvtier bench")
-    try:
-        yield FileStore(manager, count, chunk_bytes)
-    finally:
-        manager.shutdown()
+    with tier_store(tier, chunk_bytes, size) as store:
+        yield store
 
 
 class _Boto3:

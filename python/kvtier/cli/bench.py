@@ -47,10 +47,20 @@ def _object_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _network_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--redis", metavar="HOST:PORT", help="of a server that may be emptied; else one is started"
+    )
+    parser.add_argument(
+        "--size", type=parse_size, default="128MiB", metavar="SIZE", help="of one round"
+    )
+
+
 _QUESTIONS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "transfer": ("KV cache to slots and back, beside plain copies of the size", _transfer_flags),
     "file": ("the file tier, beside fio and vLLM's on the same directory", _file_flags),
     "object": ("the object tier, beside boto3 on the same S3 server", _object_flags),
+    "network": ("the redis tier, beside a plain socket and redis-py", _network_flags),
 }
 
 

@@ -19,8 +19,10 @@ __all__ = ["progress_bar"]
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, text: str = "") -> Iterator[Callable[[str | None, int], None]]:
-    """A progress bar over `total` steps on standard error if that is a terminal, else nothing.
+def progress_bar(total: int | None, text: str = "") -> Iterator[Callable[[str | None, int], None]]:
+    """A progress bar over `total` steps, or nobody knows how many (None).
+
+    It is on standard error if that is a terminal, else there is nothing.
 
     Yields what is called with what is going on (None: the same) and the steps done.
     """

@@ -37,7 +37,7 @@ mod _kvtier {
     #[pymodule_export]
     use super::replay::Trace;
     #[pymodule_export]
-    use super::store::{ObjectAudit, StoreAudit, inspect_store};
+    use super::store::{ObjectAudit, RedisAudit, StoreAudit, inspect_store};
     #[pymodule_export]
     use super::tier::{TierJob, TierPort};
 

@@ -1,10 +1,9 @@
-//! Looking into what tiers keep: `inspect_store` and `StoreAudit` for a directory, `ObjectAudit` for
-//! a bucket.
+//! Looking into what tiers keep: `inspect_store`, `StoreAudit`, `ObjectAudit`, `RedisAudit`.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use kvtier_core::tier::{self, Audit, Distribution, Finding, ObjectFinding, ObjectSettings};
+use kvtier_core::tier::{self, Audit, Distribution, Finding, ObjectSettings, RedisSettings};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -51,15 +50,51 @@ pub(crate) struct StoreAudit {
     total: usize,
 }
 
-/// A finding: the key, the place, what is bad, and whether it was repaired.
-type Found<'py, What> = (Option<Bound<'py, PyBytes>>, String, What, bool);
+/// See `_kvtier.pyi`.
+#[pyclass(frozen, module = "kvtier._kvtier")]
+pub(crate) struct RedisAudit {
+    inner: Mutex<tier::RedisAudit>,
+}
+
+#[pymethods]
+impl RedisAudit {
+    #[new]
+    #[pyo3(signature = (settings, *, sample = None, repair = false))]
+    fn new(py: Python<'_>, settings: &str, sample: Option<u64>, repair: bool) -> PyResult<Self> {
+        let settings = RedisSettings::parse(settings).or_raise(py)?;
+        let audit = py.detach(|| tier::RedisAudit::open(&settings, sample, repair)).or_raise(py)?;
+        Ok(Self { inner: Mutex::new(audit) })
+    }
+
+    fn check<'py>(&self, py: Python<'py>) -> PyResult<Option<(u64, Vec<Found<'py>>)>> {
+        let checked = py.detach(|| self.lock().check()).or_raise(py)?;
+        Ok(checked.map(|checked| (checked.chunks, found(py, checked.bad))))
+    }
+}
+
+impl RedisAudit {
+    fn lock(&self) -> std::sync::MutexGuard<'_, tier::RedisAudit> {
+        self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+type Found<'py> = (Option<Bound<'py, PyBytes>>, String, &'static str, bool);
+
+fn found(py: Python<'_>, findings: Vec<Finding>) -> Vec<Found<'_>> {
+    findings
+        .into_iter()
+        .map(|Finding { key, place, what, repaired }| {
+            (key.map(|key| PyBytes::new(py, &key)), place, what, repaired)
+        })
+        .collect()
+}
 
 impl StoreAudit {
     fn step<'py>(
         &self,
         py: Python<'py>,
         step: impl FnOnce(&mut Audit) -> Result<Vec<Finding>, tier::TierError> + Send,
-    ) -> PyResult<Vec<Found<'py, &'static str>>> {
+    ) -> PyResult<Vec<Found<'py>>> {
         let findings = py.detach(|| {
             let mut audit = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             audit.as_mut().map(step)
@@ -67,12 +102,7 @@ impl StoreAudit {
         let findings = findings
             .ok_or_else(|| PyRuntimeError::new_err("this audit was closed"))?
             .or_raise(py)?;
-        Ok(findings
-            .into_iter()
-            .map(|Finding { key, place, what, repaired }| {
-                (key.map(|key| PyBytes::new(py, &key)), place, what, repaired)
-            })
-            .collect())
+        Ok(found(py, findings))
     }
 }
 
@@ -91,11 +121,11 @@ impl StoreAudit {
         self.total
     }
 
-    fn check_files<'py>(&self, py: Python<'py>) -> PyResult<Vec<Found<'py, &'static str>>> {
+    fn check_files<'py>(&self, py: Python<'py>) -> PyResult<Vec<Found<'py>>> {
         self.step(py, |audit| audit.check_files())
     }
 
-    fn check<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Found<'py, &'static str>>> {
+    fn check<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Found<'py>>> {
         self.step(py, |audit| audit.check(count))
     }
 
@@ -142,13 +172,10 @@ impl ObjectAudit {
         self.sample
     }
 
-    fn check<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Found<'py, String>>> {
-        let found = py.detach(|| {
+    fn check<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Found<'py>>> {
+        let checked = py.detach(|| {
             self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner).check(count)
         });
-        let tuple = |ObjectFinding { key, place, what, repaired }| {
-            (key.map(|key| PyBytes::new(py, &key)), place, what, repaired)
-        };
-        Ok(found.or_raise(py)?.into_iter().map(tuple).collect())
+        Ok(found(py, checked.or_raise(py)?))
     }
 }

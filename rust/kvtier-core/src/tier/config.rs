@@ -257,6 +257,18 @@ mod tests {
     }
 
     #[test]
+    fn a_tier_behind_a_network_is_not_waited_for() {
+        let json = r#"[{"type":"redis","url":"redis://localhost"},
+                       {"type":"redis","nodes":["a:1"],"name":"far","lookup_deadline_s":2}]"#;
+        let tiers = TierConfig::parse_all(json, &[]).expect("both are fine");
+        assert_eq!(tiers[0].limits, TierLimits::of_network());
+        assert_eq!(tiers[0].limits.lookup_deadline.as_millis(), 20);
+        assert_eq!(tiers[1].limits.lookup_deadline.as_secs(), 2);
+        let error = refused(r#"[{"type":"redis","url":"http://u:hunter2@localhost"}]"#);
+        assert!(error.contains("url is no redis://") && !error.contains("hunter2"), "{error}");
+    }
+
+    #[test]
     fn the_types_made_here_are_those_that_are_listed() {
         for name in Place::TYPES {
             let message = refused(&format!(r#"[{{"type":"{name}"}}]"#));

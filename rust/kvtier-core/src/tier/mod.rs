@@ -39,8 +39,8 @@ pub use job::{
 };
 pub use limits::{Offload, Shed, TierLimits};
 pub use memory::MemoryStore;
-pub use object::{ObjectAudit, ObjectFinding, ObjectSettings, ObjectTier};
-pub use redis::{RedisSettings, RedisTier};
+pub use object::{ObjectAudit, ObjectSettings, ObjectTier};
+pub use redis::{Checked, RedisAudit, RedisSettings, RedisTier};
 pub use store::{ChunkStore, StoreTier};
 
 use crate::key::KeyBatch;

@@ -89,6 +89,20 @@ pub enum BadCopy {
     Checksum,
 }
 
+impl BadCopy {
+    /// Which part of the copy is bad, for findings.
+    pub fn part(self) -> &'static str {
+        match self {
+            Self::Length { .. } => "length",
+            Self::Header => "header",
+            Self::Version(_) => "version",
+            Self::Namespace => "namespace",
+            Self::Key => "name",
+            Self::Checksum => "payload",
+        }
+    }
+}
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy)]
 #[repr(C)]
 struct Raw {
@@ -185,20 +199,31 @@ impl Envelope {
         })
     }
 
-    /// The key that an envelope names, if it is whole and of this format; for checking a server.
+    /// What the envelope of any chunk says, for checking a server.
     ///
     /// # Errors
-    /// As [`Envelope::decode`], but for namespace and key.
-    pub fn inspect(
-        bytes: &[u8; ENVELOPE_BYTES],
-    ) -> Result<(NamespaceId, Vec<u8>, u64, Self), BadCopy> {
+    /// [`BadCopy`], if it is not whole or of another format.
+    pub fn inspect(bytes: &[u8; ENVELOPE_BYTES]) -> Result<Inspected, BadCopy> {
         let raw: Raw = zerocopy::transmute!(*bytes);
         let namespace = NamespaceId(Checksum(raw.namespace.get()));
         let payload_bytes = raw.payload_bytes.get();
         let key = raw.key.get(..usize::from(raw.key_bytes.get())).ok_or(BadCopy::Header)?.to_vec();
         let envelope = Self::decode(bytes, namespace, &key, payload_bytes as usize)?;
-        Ok((namespace, key, payload_bytes, envelope))
+        Ok(Inspected { namespace, key, payload_bytes, envelope })
     }
+}
+
+/// All that an envelope says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inspected {
+    /// Whose it is.
+    pub namespace: NamespaceId,
+    /// The chunk's key.
+    pub key: Vec<u8>,
+    /// Bytes of the chunk.
+    pub payload_bytes: u64,
+    /// The rest.
+    pub envelope: Envelope,
 }
 
 #[cfg(test)]
@@ -217,7 +242,8 @@ mod tests {
         let mut bytes = envelope.encode(id("a"), KEY, 4096);
         assert_eq!(Envelope::decode(&bytes, id("a"), KEY, 4096), Ok(envelope));
         let inspected = Envelope::inspect(&bytes).expect("whole");
-        assert_eq!(inspected, (id("a"), KEY.to_vec(), 4096, envelope));
+        let (namespace, key) = (id("a"), KEY.to_vec());
+        assert_eq!(inspected, Inspected { namespace, key, payload_bytes: 4096, envelope });
         for bit in 0..ENVELOPE_BYTES * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
             let error = Envelope::decode(&bytes, id("a"), KEY, 4096).expect_err("damaged");

@@ -170,12 +170,6 @@ impl Known {
         entry.is_some_and(|entry| entry.state() == State::Present && self.now() < entry.at())
     }
 
-    /// Forgets everything: the servers are not the ones that were asked.
-    pub fn forget(&self) {
-        let mut table = self.table.lock();
-        (table.young, table.old) = Default::default();
-    }
-
     /// Keys that are being asked.
     pub fn asking(&self) -> usize {
         self.table.lock().asking
@@ -361,7 +355,5 @@ mod tests {
         assert!(table.young.len() + table.old.len() <= SETTINGS.entries);
         drop(table);
         assert!(known.is_present(batch(9_999..10_000).get(0)), "the newest are kept");
-        known.forget();
-        assert!(!known.is_present(batch(9_999..10_000).get(0)));
     }
 }

@@ -40,7 +40,7 @@ mod secret;
 pub use breaker::{Attempt, NodeBreaker};
 pub use budget::{Budget, Share};
 pub use counters::{Counted, Counters};
-pub use envelope::{BadCopy, ENVELOPE_BYTES, Envelope, NamespaceId};
+pub use envelope::{BadCopy, ENVELOPE_BYTES, Envelope, Inspected, NamespaceId};
 pub use error::NetworkError;
 pub use known::{Known, KnownSettings, Question};
 pub use retries::Retries;

@@ -20,11 +20,6 @@ impl Retries {
         Self { deadline, pause: FIRST_PAUSE }
     }
 
-    /// When the work must be over.
-    pub fn deadline(&self) -> Instant {
-        self.deadline
-    }
-
     /// How long to wait before the next try; `None` when it would begin too late.
     pub fn pause(&mut self, now: Instant) -> Option<Duration> {
         let pause = self.pause.mul_f64(0.5 + fastrand::f64() / 2.0);

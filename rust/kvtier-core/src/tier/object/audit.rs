@@ -11,21 +11,8 @@ use tokio::runtime::{Builder, Runtime};
 use super::cause::{Cause, is_missing};
 use super::settings::{ObjectSettings, Opened};
 use crate::checksum::Checksum;
-use crate::tier::TierError;
-use crate::tier::network::{BadCopy, ENVELOPE_BYTES, Envelope, NetworkError};
-
-/// An object that is not what it should be.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ObjectFinding {
-    /// Its key, as far as its name tells.
-    pub key: Option<Vec<u8>>,
-    /// Its name in the bucket.
-    pub place: String,
-    /// What is wrong with it.
-    pub what: String,
-    /// Whether it was removed.
-    pub repaired: bool,
-}
+use crate::tier::network::{BadCopy, ENVELOPE_BYTES, Envelope, Inspected, NetworkError};
+use crate::tier::{Finding, TierError};
 
 /// A check under way: objects are listed when it is opened, and read by [`ObjectAudit::check`].
 pub struct ObjectAudit {
@@ -90,7 +77,7 @@ impl ObjectAudit {
     ///
     /// # Errors
     /// [`TierError`] when an object can not be read.
-    pub fn check(&mut self, count: usize) -> Result<Vec<ObjectFinding>, TierError> {
+    pub fn check(&mut self, count: usize) -> Result<Vec<Finding>, TierError> {
         let mut found = Vec::new();
         for object in self.sample.split_off(self.sample.len().saturating_sub(count)) {
             let work = check(&self.opened, &object.location, self.repair);
@@ -101,11 +88,7 @@ impl ObjectAudit {
 }
 
 /// Reads one object. One that is gone by now is not bad.
-async fn check(
-    opened: &Opened,
-    path: &Path,
-    repair: bool,
-) -> Result<Option<ObjectFinding>, TierError> {
+async fn check(opened: &Opened, path: &Path, repair: bool) -> Result<Option<Finding>, TierError> {
     let failed = |what| move |error| Cause::of(&error, &opened.name, what).error;
     let bytes = match opened.store.get(path).await {
         Err(error) if is_missing(&error) => return Ok(None),
@@ -118,10 +101,10 @@ async fn check(
     if repair {
         opened.store.delete(path).await.map_err(failed("DELETE"))?;
     }
-    Ok(Some(ObjectFinding {
-        key: named(path).map(|(_, key)| key),
+    Ok(Some(Finding {
+        key: named(path).map(|(_, key)| key.into()),
         place: path.to_string(),
-        what: bad.to_string(),
+        what: bad.part(),
         repaired: repair,
     }))
 }
@@ -131,7 +114,7 @@ fn judge(path: &Path, bytes: &[u8]) -> Result<(), BadCopy> {
     let Some((header, payload)) = bytes.split_first_chunk::<ENVELOPE_BYTES>() else {
         return Err(BadCopy::Header);
     };
-    let (namespace, key, payload_bytes, envelope) = Envelope::inspect(header)?;
+    let Inspected { namespace, key, payload_bytes, envelope } = Envelope::inspect(header)?;
     let (directory, name) = named(path).unwrap_or_default();
     if directory != namespace.to_string() {
         return Err(BadCopy::Namespace);
@@ -221,15 +204,15 @@ mod tests {
         let mut found = audit(directory.path(), 100, true).check(100).expect("readable");
         found.sort_by(|one, other| one.key.cmp(&other.key));
         let told: Vec<_> =
-            found.iter().map(|each| (each.key.as_ref().map(|key| key[0]), &*each.what)).collect();
+            found.iter().map(|each| (each.key.as_ref().map(|key| key[0]), each.what)).collect();
         assert_eq!(
             told,
             [
-                (Some(1), "has other bytes than were stored"),
-                (Some(2), "has 1872 bytes instead of 4096"),
-                (Some(3), "has no whole header"),
-                (Some(4), "is another chunk"),
-                (Some(6), "belongs to another namespace"),
+                (Some(1), "payload"),
+                (Some(2), "length"),
+                (Some(3), "header"),
+                (Some(4), "name"),
+                (Some(6), "namespace"),
             ]
         );
         assert!(found.iter().all(|each| each.repaired));

@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 use object_store::ObjectStore;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-pub use audit::{ObjectAudit, ObjectFinding};
+pub use audit::ObjectAudit;
 pub use settings::ObjectSettings;
 
 use self::inventory::Inventory;

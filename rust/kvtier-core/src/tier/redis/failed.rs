@@ -3,6 +3,7 @@
 use redis::{RedisError, ServerError, ServerErrorKind};
 
 use super::endpoint::Endpoint;
+use crate::tier::TierError;
 use crate::tier::network::{BadCopy, NetworkError};
 
 /// See the module.
@@ -68,6 +69,20 @@ impl Failed {
             ) => Self::NotNow(NetworkError::Refused { node, message }),
             _ if error.code() == "OOM" => Self::NotNow(NetworkError::Full { node, message }),
             _ => Self::Network(NetworkError::Refused { node, message }),
+        }
+    }
+
+    /// The error to report where nothing is tried again.
+    pub(super) fn into_error(self) -> TierError {
+        let confused = |why: &str| NetworkError::Protocol {
+            node: "the cluster".to_owned(),
+            why: why.to_owned(),
+        };
+        match self {
+            Self::Network(error) | Self::NotNow(error) => error.into(),
+            Self::Moved(to) | Self::Ask(to) => confused(&format!("a key moved to {to}")).into(),
+            Self::Stale => confused("it closes its connections").into(),
+            Self::Gone | Self::Bad(_) => confused("a value is no chunk").into(),
         }
     }
 

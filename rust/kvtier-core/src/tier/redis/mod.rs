@@ -26,7 +26,9 @@
 //! | `names.rs` | what chunks are called |
 //! | `client.rs`, `failed.rs` | what can fail, and what follows: redirects, retries, hedges |
 //! | `lookup.rs`, `transfer.rs` | the work |
+//! | `audit.rs` | reading back what servers hold |
 
+mod audit;
 mod client;
 mod connect;
 mod endpoint;
@@ -43,6 +45,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use audit::{Checked, RedisAudit};
 pub use settings::RedisSettings;
 
 use super::network::{Budget, Counters, Known, KnownSettings, NamespaceId, Runtime};

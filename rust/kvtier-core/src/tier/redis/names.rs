@@ -9,6 +9,8 @@ use std::fmt::Write;
 
 use crate::tier::network::NamespaceId;
 
+const DIGITS: &[u8; 16] = b"0123456789abcdef";
+
 /// See the module.
 pub(super) struct Names {
     start: String,
@@ -21,15 +23,14 @@ impl Names {
 
     /// The name of a chunk's value, or of its first part.
     pub(super) fn of(&self, key: &[u8]) -> String {
-        let mut name = String::with_capacity(self.start.len() + 2 * key.len() + 1);
-        name.push_str(&self.start);
+        let mut name = Vec::with_capacity(self.start.len() + 2 * key.len() + 1);
+        name.extend_from_slice(self.start.as_bytes());
         for &byte in key {
-            for digit in [byte >> 4, byte & 15] {
-                name.push(char::from_digit(digit.into(), 16).unwrap_or_default());
-            }
+            name.extend([byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)]));
         }
-        name.push('}');
-        name
+        name.push(b'}');
+        // Nothing but ASCII.
+        String::from_utf8(name).unwrap_or_default()
     }
 
     /// The name of a further part of the chunk `name`.

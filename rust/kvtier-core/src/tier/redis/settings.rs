@@ -27,6 +27,7 @@ use redis::{ConnectionAddr, IntoConnectionInfo};
 use serde::Deserialize;
 
 use super::endpoint::Endpoint;
+use crate::tier::TierError;
 use crate::tier::network::Secret;
 
 /// See the module.
@@ -92,6 +93,16 @@ pub(super) struct Target {
 }
 
 impl RedisSettings {
+    /// Reads a JSON object of the fields.
+    ///
+    /// # Errors
+    /// [`TierError::Setting`] for what can not be.
+    pub fn parse(json: &str) -> Result<Self, TierError> {
+        let settings = serde_json::from_str::<Self>(json).map_err(|error| error.to_string());
+        let checked = settings.and_then(|settings| settings.check().map(|()| settings));
+        checked.map_err(TierError::Setting)
+    }
+
     /// Refuses what can not be.
     ///
     /// # Errors

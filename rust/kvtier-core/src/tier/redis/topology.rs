@@ -219,12 +219,17 @@ impl Topology {
 impl Map {
     /// The shard of a name.
     pub(super) fn shard_of(&self, name: &str) -> Result<&Shard, Failed> {
-        let first = || self.slots.is_empty().then_some(&0);
-        let number = self.slots.get(&Slot::for_key(name)).or_else(first);
+        let first = self.slots.is_empty().then_some(&0);
+        let number = first.or_else(|| self.slots.get(&Slot::for_key(name)));
         number.and_then(|&number| self.shards.get(number)).ok_or_else(|| {
             let message = "no node has the slot of this key".to_owned();
             Failed::NotNow(NetworkError::Refused { node: "the cluster".to_owned(), message })
         })
+    }
+
+    /// Those that hold all keys together.
+    pub(super) fn masters(&self) -> impl Iterator<Item = &Arc<Node>> {
+        self.shards.iter().map(|shard| &shard.master)
     }
 
     fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {

@@ -7,7 +7,7 @@
 
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redis::Value;
 
@@ -15,6 +15,7 @@ use super::client::{Client, Route, Trying};
 use super::failed::Failed;
 use super::names::Names;
 use super::node::{Lease, Node, Turn, Work};
+use super::wire::Wire;
 use crate::checksum::Checksum;
 use crate::log_limit::limited;
 use crate::tier::network::{BadCopy, Counted, ENVELOPE_BYTES, Envelope, NetworkError};
@@ -46,7 +47,10 @@ impl Client {
         let key = job.key(index);
         if let Err(error @ (TierError::BadCopy { .. } | TierError::Corrupt { .. })) = &delivered {
             limited!(self.parts.log, warn, "{error}");
-            if self.remove(key).await {
+            // The job ends with this task: what hangs here must not make it late.
+            let end = begun + self.limits.load_deadline.mul_f64(0.95);
+            let removed = tokio::time::timeout_at(end.into(), self.remove(key, end)).await;
+            if removed == Ok(true) {
                 job.dropped(index);
             }
         }
@@ -162,33 +166,7 @@ impl Client {
         let envelope = Envelope::decode(envelope, self.namespace, key, self.chunk_bytes);
         let envelope = envelope.map_err(Failed::Bad)?;
         let found = length - ENVELOPE_BYTES as u64;
-        let bad =
-            |expected: usize| Failed::Bad(BadCopy::Length { found, expected: expected as u64 });
-        // Whoever wrote it chose the size of its parts; all but the last have that of the first.
-        let first = usize::try_from(found).ok().filter(|&first| first > 0 && first <= place.len());
-        let first = first.ok_or_else(|| bad(place.len()))?;
-        if place.len().div_ceil(first) != envelope.parts as usize {
-            return Err(bad(place.len().div_ceil(envelope.parts as usize)));
-        }
-        let wire = &mut lease.wire;
-        let (begin, rest) = place.split_at_mut(first);
-        wire.fill(begin).await?;
-        wire.value_end().await?;
-        if envelope.parts > 1 {
-            let part = |part| get(&Names::of_part(name, envelope.writer, part));
-            let commands: Vec<u8> = (1..envelope.parts).flat_map(part).collect();
-            wire.send(&mut [IoSlice::new(&commands)]).await?;
-            for part in rest.chunks_mut(first) {
-                let expected = part.len() as u64;
-                // One that is gone makes the others useless.
-                let found = wire.value_head().await?.unwrap_or(0);
-                if found != expected {
-                    return Err(Failed::Bad(BadCopy::Length { found, expected }));
-                }
-                wire.fill(part).await?;
-                wire.value_end().await?;
-            }
-        }
+        lease.wire.receive_parts(name, &envelope, found, place).await?;
         Ok(envelope.checksum)
     }
 
@@ -300,9 +278,9 @@ impl Client {
     }
 
     /// Removes a copy that turned out bad; whether that could be done.
-    async fn remove(&self, key: &[u8]) -> bool {
+    async fn remove(&self, key: &[u8], deadline: Instant) -> bool {
         let name = self.names.of(key);
-        let mut trying = Trying::until(Instant::now() + Duration::from_secs(1));
+        let mut trying = Trying::until(deadline);
         loop {
             let removed = match self.route(&name, &mut trying).await {
                 Ok(route) => self.unlink(&route, &name).await,
@@ -335,6 +313,46 @@ impl Client {
     }
 }
 
-fn get(name: &str) -> Vec<u8> {
+impl Wire {
+    /// Reads a chunk into `place`, of whose value `found` bytes follow, the rest of the first part.
+    pub(super) async fn receive_parts(
+        &mut self,
+        name: &str,
+        envelope: &Envelope,
+        found: u64,
+        place: &mut [u8],
+    ) -> Result<(), Failed> {
+        let bad =
+            |expected: usize| Failed::Bad(BadCopy::Length { found, expected: expected as u64 });
+        // Whoever wrote it chose the size of its parts; all but the last have that of the first.
+        let first = usize::try_from(found).ok().filter(|&first| first > 0 && first <= place.len());
+        let first = first.ok_or_else(|| bad(place.len()))?;
+        if place.len().div_ceil(first) != envelope.parts as usize {
+            return Err(bad(place.len().div_ceil(envelope.parts as usize)));
+        }
+        let (begin, rest) = place.split_at_mut(first);
+        self.fill(begin).await?;
+        self.value_end().await?;
+        if envelope.parts > 1 {
+            let part = |part| get(&Names::of_part(name, envelope.writer, part));
+            let commands: Vec<u8> = (1..envelope.parts).flat_map(part).collect();
+            self.send(&mut [IoSlice::new(&commands)]).await?;
+            for part in rest.chunks_mut(first) {
+                let expected = part.len() as u64;
+                // One that is gone makes the others useless.
+                let found = self.value_head().await?.unwrap_or(0);
+                if found != expected {
+                    return Err(Failed::Bad(BadCopy::Length { found, expected }));
+                }
+                self.fill(part).await?;
+                self.value_end().await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The command that reads a value.
+pub(super) fn get(name: &str) -> Vec<u8> {
     format!("*2\r\n$3\r\nGET\r\n${}\r\n{name}\r\n", name.len()).into_bytes()
 }
