@@ -2,7 +2,8 @@
 
 The server is `s3s-fs` on loopback, over a directory (`cargo install s3s-fs --features binary`).
 Stores and loads of the tier go through the manager, checksums included; boto3 sends the same bytes
-from memory, and receives them into memory that is there already.
+from memory, and receives them into memory that is there already. On a machine of few cores the
+server takes most of them, so beside the rate there is what each client uses of the processor.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,13 +22,14 @@ from typing import Any
 import numpy as np
 
 from kvtier.bench.figures import Figure, alternate, compared, untaken
-from kvtier.bench.tier_store import tier_store
+from kvtier.bench.tier_store import cpu_seconds, tier_store
 from kvtier.errors import TierError
 
 __all__ = ["measure"]
 
 _CHUNKS = {"1MiB": 1 << 20, "4MiB": 4 << 20}
 _TARGET_LOAD = 2.0
+_TARGET_CPU = 0.5
 _CONNECTIONS = 16
 _BUCKET = "kvtier-bench"
 _KEYS = {"access_key_id": "bench", "secret_access_key": "bench-secret"}
@@ -41,6 +43,7 @@ def measure(*, directory: str | None, size: int, rounds: int) -> Iterator[Figure
         if lacking is not None:
             for verb in ("store", "load"):
                 yield untaken(f"object.{verb}.{label}.boto3", "GB/s", lacking)
+                yield untaken(f"object.{verb}.{label}.cpu", "s/GB", lacking)
             continue
         with (
             tempfile.TemporaryDirectory(prefix="kvtier-bench-", dir=directory) as place,
@@ -49,20 +52,43 @@ def measure(*, directory: str | None, size: int, rounds: int) -> Iterator[Figure
         ):
             theirs = _Boto3(endpoint, chunk_bytes, ours.count)
             for verb, target in (("store", None), ("load", _TARGET_LOAD)):
-                mine, other = getattr(ours, verb), getattr(theirs, verb)
-                taken = alternate(
-                    rounds,
-                    lambda run=mine: ours.nbytes / run() / 1e9,  # type: ignore[misc]
-                    lambda run=other: ours.nbytes / run() / 1e9,  # type: ignore[misc]
-                )
+                mine = _Client(getattr(ours, verb), ours.nbytes)
+                other = _Client(getattr(theirs, verb), ours.nbytes)
+                rates = alternate(rounds, mine.rate, other.rate)
                 yield compared(
                     f"object.{verb}.{label}.boto3",
                     "GB/s",
-                    taken[0],
+                    rates[0],
                     reference="boto3",
-                    theirs=taken[1],
+                    theirs=rates[1],
                     target=target,
                 )
+                yield compared(
+                    f"object.{verb}.{label}.cpu",
+                    "s/GB",
+                    mine.processor[1:],  # the first round warms up
+                    reference="boto3",
+                    theirs=other.processor[1:],
+                    target=_TARGET_CPU,
+                    smaller_is_better=True,
+                )
+
+
+class _Client:
+    """Moves `nbytes` in a round, and notes what that used of this process's processor time."""
+
+    def __init__(self, run: Callable[[], float], nbytes: int) -> None:
+        self._run = run
+        self._gigabytes = nbytes / 1e9
+        self.processor: list[float] = []
+        """Seconds a gigabyte, of each round."""
+
+    def rate(self) -> float:
+        """Does a round; gives its GB/s."""
+        before = cpu_seconds()
+        seconds = self._run()
+        self.processor.append((cpu_seconds() - before) / self._gigabytes)
+        return self._gigabytes / seconds
 
 
 def _lacking() -> str | None:
@@ -150,7 +176,7 @@ class _Boto3:
         while got := body.readinto(rest):
             rest = rest[got:]
 
-    def _each(self, run: Any) -> float:
+    def _each(self, run: Callable[[int], None]) -> float:
         with ThreadPoolExecutor(_CONNECTIONS) as threads:
             began = time.perf_counter()
             list(threads.map(run, range(len(self._rows))))

@@ -90,8 +90,8 @@ pub enum BadCopy {
 }
 
 impl BadCopy {
-    /// Which part of the chunk is bad, as findings of a check name it.
-    pub fn part(&self) -> &'static str {
+    /// Which part of the copy is bad, as findings of a check name it.
+    pub fn part(self) -> &'static str {
         match self {
             Self::Length { .. } => "length",
             Self::Header => "header",
