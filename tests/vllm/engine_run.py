@@ -7,7 +7,7 @@ Acts, by their `act`: `generate` serves `prompts` together; `reset` forgets the 
 what is behind it; `stored` waits until `chunks` chunks are in files below `path`; `damage` flips a
 byte in the middle of each of these files; `abort` adds requests for `prompts`, makes `steps`
 steps, and aborts them all; `settle` waits `seconds` for tiers without an event to wait for, those
-that hang.
+that hang; `until` waits for the file `path`.
 """
 
 from __future__ import annotations
@@ -116,6 +116,15 @@ def settle(_: Any, act: dict[str, Any]) -> None:
     time.sleep(act["seconds"])
 
 
+def until(_: Any, act: dict[str, Any]) -> None:
+    """Waits for whoever runs the engine."""
+    end = time.monotonic() + STORED_SECONDS * 2
+    while not Path(act["path"]).exists():
+        if time.monotonic() > end:
+            raise TimeoutError(act["path"])
+        time.sleep(POLL)
+
+
 def metrics() -> dict[str, float]:
     """Everything but vLLM's labels of model and engine, which are the same for all."""
     from prometheus_client import REGISTRY
@@ -135,6 +144,7 @@ ACTS = {
     "damage": damage,
     "abort": abort,
     "settle": settle,
+    "until": until,
 }
 
 if __name__ == "__main__":
