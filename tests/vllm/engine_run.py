@@ -12,6 +12,7 @@ act gave, by its `label`, and the engine's metrics at the end.
 | `damage` | flips a bit in every page of that tier's segments |
 | `abort` | adds requests for `prompts`, makes `steps` steps, and aborts them all |
 | `until` | serves `prompt` again and again until the metric `figure` is at least 1 |
+| `until file` | waits until there is a file in `path` |
 | `metrics` | gives the metrics as they are |
 | `events` | gives all KV events, as `[stored or removed, medium, owner, block hashes]` |
 """
@@ -156,6 +157,15 @@ def events(_: Any, act: dict[str, Any]) -> list[list[Any]]:
     return found
 
 
+def until_file(_: Any, act: dict[str, Any]) -> None:
+    """Waits for whoever runs the engine."""
+    end = time.monotonic() + 2 * PATIENCE_SECONDS
+    while not Path(act["path"]).exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{act['path']} does not come")
+        time.sleep(POLL)
+
+
 def metrics() -> dict[str, float]:
     """Everything but vLLM's labels of model and engine, which are the same for all."""
     from prometheus_client import REGISTRY
@@ -175,6 +185,7 @@ ACTS = {
     "damage": damage,
     "abort": abort,
     "until": until,
+    "until file": until_file,
     "metrics": lambda llm, act: metrics(),  # noqa: ARG005
     "events": events,
 }
