@@ -29,6 +29,7 @@ __all__ = [
     "Moves",
     "ObjectAudit",
     "PreparedStore",
+    "RedisAudit",
     "Region",
     "StoreAudit",
     "TierJob",

@@ -23,13 +23,13 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "with its checksum",
         description="Checks every header, payload and page of a file tier's directory that no "
         "process has open; or every chunk on a Redis server or cluster, or a sample of those in a "
-        "bucket, which may be in use. Exit code 0: all is good; 1: something is not, or was not and "
-        "is repaired; 2: it could not be checked.",
+        "bucket, which may be in use. Exit code 0: all is good; 1: something is not, or was not "
+        "and is repaired; 2: it could not be checked.",
     )
     parser.add_argument(
         "place",
         metavar="DIR|URL",
-        help="path of the file tier; redis://[...]host[:port]; or s3://BUCKET/PREFIX, gs, az, file",
+        help="path of the file tier; redis://host[:port]; or s3://BUCKET/PREFIX, gs, az, file",
     )
     parser.add_argument(
         "--repair", action="store_true", help="drop what is bad: it is a miss from now on"
