@@ -30,6 +30,7 @@ __all__ = [
     "Moves",
     "ObjectAudit",
     "PreparedStore",
+    "RedisAudit",
     "Region",
     "SoloTier",
     "StoreAudit",

@@ -15,7 +15,7 @@ Tiers are plain dicts, checked before anything is opened:
 | `flush_interval_s` | file | seconds of stores that a power loss may lose | 5 |
 | `min_free_bytes` | file | free bytes of the device that it leaves alone when it grows | 0 |
 | `url` | object | `s3://BUCKET/PREFIX`, `gs://...`, `az://...` or `file:///DIRECTORY` | required |
-| ... | object | its other fields: `docs/network-object.md` | |
+| ... | object | its other fields: `docs/network.md` | |
 | `url` | redis | `redis://user:password@host:port/database`; `rediss://` with TLS | or `nodes` |
 | `nodes` | redis | list of `host:port` to begin with; any of a cluster | or `url` |
 | `username`, `password` | redis | of an ACL user; a password alone: `requirepass` | of `url` |
@@ -118,7 +118,7 @@ class FileTierConfig(TierLimits):
 
 
 class ObjectTierConfig(TierLimits):
-    """Chunks as objects of a bucket; `docs/network-object.md` says what each field does."""
+    """Chunks as objects of a bucket; `docs/network.md` says what each field does."""
 
     type: Literal["object"]
     url: str

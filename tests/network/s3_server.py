@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from tests.network.mooncake_store import PATIENCE_S, free_port
@@ -161,6 +163,13 @@ class S3Proxy:
         self.server = Server(("127.0.0.1", 0), Handler)
         self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def encrypt(self, certificate: Path, private_key: Path) -> None:
+        """Speaks TLS from now on."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, private_key)
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        self.endpoint = self.endpoint.replace("http:", "https:")
 
     def close(self) -> None:
         self.server.shutdown()

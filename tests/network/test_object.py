@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -375,6 +376,25 @@ def test_a_name_that_does_not_resolve(tmp_path: Path) -> None:
     tier.settle()
     assert details(tier)["unreachable"] >= 1
     assert tier.tier["store_failures"]["io"] == 1
+    tier.close()
+
+
+def test_a_certificate_that_nobody_knows(proxy: S3Proxy, tmp_path: Path) -> None:
+    certificate, private_key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    subject = ("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
+    pair = ("-keyout", private_key, "-out", certificate)
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", *subject, *pair],  # noqa: S607
+        check=True,
+        capture_output=True,
+    )
+    proxy.encrypt(certificate, private_key)
+    tier = engine(settings(proxy.endpoint, tmp_path), store_deadline_s=0.5)
+    tier.store([1])
+    tier.settle()
+    assert tier.tier["store_failures"]["io"] == 1
+    assert details(tier)["unreachable"] >= 1
+    assert proxy.seen == [], "nothing was sent"
     tier.close()
 
 

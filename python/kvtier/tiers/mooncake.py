@@ -62,7 +62,7 @@ _log = logging.getLogger("kvtier")
 
 
 class MooncakeTier(SecondaryTier):
-    """Chunks in a Mooncake Store; `docs/network-mooncake.md` says what each setting does."""
+    """Chunks in a Mooncake Store; `docs/network.md` says what each setting does."""
 
     medium = "network"
     locality = "remote"
