@@ -207,6 +207,12 @@ TIER = (
         "How often it broke the contract of a tier, by kind.",
         by="kind",
     ),
+    Export(
+        "details",
+        "kvtier_tier_details",
+        "What a tier behind a network counts: requests to servers and causes of failures, by name.",
+        by="what",
+    ),
     *_moved("load"),
     *_moved("store"),
 )
