@@ -81,23 +81,26 @@ simulate: ## Run the manager, simulated with every fault, from seed FIRST on (FI
 .PHONY: mutations
 mutations: ## Plant bugs in the core, one at a time: the simulation must find each in 1,000 seeds
 	$(PYTHON) rust/kvtier-core/tests/simulation/mutations/plant.py
+
 .PHONY: crash
 crash: setup ## Kill a writer of the file tier at random points (CRASHES=240)
 	CRASHES=$(CRASHES) $(BIN)/python -m pytest tests/core/test_file_crash.py
 
-# The network tests want real servers: installed where that is possible, named where it is not.
-.PHONY: network-servers
-network-servers:
-	@command -v redis-server redis-cli >/dev/null || \
-		{ [ "$$(id -u)" = 0 ] && apt-get install -qq -y --no-install-recommends redis-server >/dev/null; } || \
-		{ echo "install redis-server (Debian: apt-get install redis-server)" >&2; exit 2; }
+# Real servers, and what checks alerts: installed where that is possible, named where it is not.
+DEBIAN_PACKAGES := redis-server prometheus
+.PHONY: servers
+servers:
+	@command -v redis-server redis-cli promtool >/dev/null && exit; \
+		[ "$$(id -u)" = 0 ] && { apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+			apt-get -qq install --no-install-recommends $(DEBIAN_PACKAGES); } >/dev/null 2>&1 || \
+		echo "tests that need them are skipped: apt-get install $(DEBIAN_PACKAGES)" >&2
 
 .PHONY: test-network
-test-network: setup network-servers ## Run the network tiers on real servers on loopback (PYTEST_ARGS=...)
+test-network: setup servers ## Run the network tiers on real servers on loopback (PYTEST_ARGS=...)
 	$(BIN)/python -m pytest tests/network $(PYTEST_ARGS)
 
 .PHONY: campaign
-campaign: setup network-servers ## Hurt a cluster at random for a long time (CAMPAIGN_SECONDS=600 CAMPAIGN_SEED=1)
+campaign: setup servers ## Hurt a cluster at random for a long time (CAMPAIGN_SECONDS=600 CAMPAIGN_SEED=1)
 	CAMPAIGN_SECONDS=$(CAMPAIGN_SECONDS) CAMPAIGN_SEED=$(CAMPAIGN_SEED) \
 		$(BIN)/python -m pytest -s tests/network/test_campaign.py --timeout 0
 
@@ -118,17 +121,9 @@ lint-python: setup ## Run ruff, mypy --strict and stubtest against the extension
 	$(BIN)/python -m mypy.stubtest kvtier._kvtier --mypy-config-file pyproject.toml \
 		--allowlist tests/stubtest-allowlist.txt --ignore-unused-allowlist
 
-# Checks alerts and metrics; where it can not be had, those tests are skipped and say so.
-.PHONY: promtool
-promtool:
-	@command -v promtool >/dev/null || \
-		{ [ "$$(id -u)" = 0 ] && apt-get -qq update && \
-			DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends prometheus; } \
-		>/dev/null 2>&1 || echo "no promtool: install the package prometheus" >&2
-
 .PHONY: test-python
-test-python: setup promtool ## Run pytest on the installed wheel (PYTEST_ARGS=...)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test-python: setup servers ## Run pytest on the installed wheel, without the network tests (PYTEST_ARGS=...)
+	$(BIN)/python -m pytest --ignore tests/network $(PYTEST_ARGS)
 
 # On a machine with a GPU and an installed wheel: nothing is built, and .venv is not needed.
 PYTHON_WITH_WHEEL = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
@@ -166,7 +161,7 @@ $(VLLM_VENV)/.sources: tests/vllm/unpack_sources.py $(VLLM_VENV)/.packages
 	@touch $@
 
 .PHONY: test-vllm
-test-vllm: setup $(VLLM_VENV)/.sources ## Run kvtier in vLLM's CPU engine, in a .venv of its own (PYTEST_ARGS=...)
+test-vllm: setup servers $(VLLM_VENV)/.sources ## Run kvtier in vLLM's CPU engine, in a .venv of its own (PYTEST_ARGS=...)
 	PYTHONPATH=$(VLLM_VENV)/0.33 $(VLLM_VENV)/bin/python -m pytest tests/vllm \
 		--ignore-glob "tests/vllm/test_engine*.py" --ignore tests/vllm/test_examples.py
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
