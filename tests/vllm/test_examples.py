@@ -138,9 +138,10 @@ def environment(directory: Path) -> dict[str, str]:
     metadata = directory / "named" / f"vllm-{version}.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True, exist_ok=True)
     metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    paths = [str(metadata.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
-        "PYTHONPATH": str(metadata.parents[1]),
+        "PYTHONPATH": os.pathsep.join(paths),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
