@@ -183,7 +183,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Slots in quarantine", "short", ((gauge("kvtier_tier_quarantined_slots"), TIER),)),
         Panel("Contract broken", "ops", ((rate("kvtier_tier_faults_total"), TIER + " {{kind}}"),)),
-        Panel("Behind a network", "ops", ((rate("kvtier_tier_details_total"), TIER + " {{what}}"),)),
+        Panel("At servers", "ops", ((rate("kvtier_tier_details_total"), TIER + " {{what}}"),)),
         Panel(
             "Stores shed or refused",
             "ops",
