@@ -405,6 +405,7 @@ class ObjectAudit:
     def check(self, count: int) -> list[tuple[bytes | None, str, str, bool]]:
         """Reads and checks up to `count` more chunks."""
 
+@final
 class RedisAudit:
     """Reads back the chunks that Redis servers hold, and compares them with their headers.
 
