@@ -283,7 +283,7 @@ def test_what_lasts_fails_at_once_with_its_cause(
     counted: str,
 ) -> None:
     # How long a key that did not come is not asked for.
-    tier = engine(settings(proxy.endpoint, tmp_path), lookup_deadline_s=1.0)
+    tier = engine(settings(proxy.endpoint, tmp_path), load_deadline_s=1.0)
     tier.store([1])
     tier.forget()
     tier.ask([1])
