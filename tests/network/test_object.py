@@ -152,7 +152,9 @@ def test_a_look_up_costs_no_request(proxy: S3Proxy, tmp_path: Path) -> None:
 
 def test_chunks_above_the_bound_go_in_parts(server: MotoServer, tmp_path: Path) -> None:
     bytes_of = 12 << 20
-    config = settings(server.endpoint, tmp_path, part_bytes=5 << 20)
+    # No listing may find out first that an object is too short.
+    fields = {"part_bytes": 5 << 20, "listing_interval_s": 60.0}
+    config = settings(server.endpoint, tmp_path, **fields)
     tier = Engine(config, slots=4, chunk_bytes=bytes_of)
     tier.store([1, 2])
     tier.forget()
@@ -281,7 +283,7 @@ def test_what_lasts_fails_at_once_with_its_cause(
     counted: str,
 ) -> None:
     # How long a key that did not come is not asked for.
-    tier = engine(settings(proxy.endpoint, tmp_path), lookup_deadline_s=1.0)
+    tier = engine(settings(proxy.endpoint, tmp_path), load_deadline_s=1.0)
     tier.store([1])
     tier.forget()
     tier.ask([1])
