@@ -163,7 +163,8 @@ $(VLLM_VENV)/.sources: tests/vllm/unpack_sources.py $(VLLM_VENV)/.packages
 .PHONY: test-vllm
 test-vllm: setup servers $(VLLM_VENV)/.sources ## Run kvtier in vLLM's CPU engine, in a .venv of its own (PYTEST_ARGS=...)
 	PYTHONPATH=$(VLLM_VENV)/0.33 $(VLLM_VENV)/bin/python -m pytest tests/vllm \
-		--ignore-glob "tests/vllm/test_engine*.py" --ignore tests/vllm/test_examples.py
+		--ignore-glob "tests/vllm/test_engine*.py" --ignore tests/vllm/test_examples.py \
+		--ignore tests/vllm/test_shared_redis.py --ignore tests/vllm/test_bench.py
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
 
 .PHONY: bench-vllm

@@ -207,6 +207,8 @@ impl Client {
         job: &StoreJob,
         index: usize,
     ) -> Result<(), Failed> {
+        // Before it has a connection, which would idle meanwhile.
+        job.checksum(index);
         let turn = route.shard.master.turn(Work::Store).await;
         let _share = self.budget.take(self.chunk_bytes as u64).await;
         let mut lease = turn.lease().await?;
