@@ -42,7 +42,9 @@ def exported(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     """The names of all metrics of a manager with every kind of tier."""
     assert directory.exists()
     disk = {"type": "file", "path": str(tmp_path / "store"), "capacity_bytes": 1 << 20}
-    manager = make_manager([{"type": "memory", "capacity_bytes": 1 << 20}, disk])
+    # Nothing is connected to before a look-up.
+    network = {"type": "redis", "url": "redis://127.0.0.1"}
+    manager = make_manager([{"type": "memory", "capacity_bytes": 1 << 20}, disk, network])
     assert main(["exporter", "--once"]) == 0
     families = text_string_to_metric_families(capsys.readouterr().out)
     names = {family.name + ("_total" if family.type == "counter" else "") for family in families}

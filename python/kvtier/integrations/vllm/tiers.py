@@ -132,7 +132,7 @@ class KVTierSecondaryTier(SecondaryTierManager):
         except KeyLengthError as error:
             # An engine that was told another hash would stop at every request.
             if not self._odd_keys:
-                _log.error("%s: give this tier `hash`, vLLM's --prefix-caching-hash-algo", error)
+                _log.error("%s: set the tier's hash to vLLM's --prefix-caching-hash-algo", error)
             self._odd_keys = True
             return LookupResult.MISS
 
