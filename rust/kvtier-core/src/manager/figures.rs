@@ -131,6 +131,8 @@ pub struct TierSnapshot {
 pub struct Snapshot {
     /// Counts the snapshots of a manager: a later one has a higher number.
     pub number: u64,
+    /// [`Manager::revision`](super::Manager::revision) at that moment.
+    pub revision: u64,
     /// The primary tier's.
     pub primary: PrimaryFigures,
     /// Every other tier's, in order.

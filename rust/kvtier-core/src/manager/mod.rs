@@ -424,7 +424,7 @@ impl Manager {
 
     /// All figures at one moment.
     pub fn stats(&self) -> Snapshot {
-        let (number, mut primary, mut figures, occupancy) = {
+        let (number, revision, mut primary, mut figures, occupancy) = {
             let mut inner = self.inner.lock();
             inner.snapshots += 1;
             let mut primary = inner.primary;
@@ -432,7 +432,7 @@ impl Manager {
             primary.steps = inner.step;
             let figures: Vec<TierFigures> =
                 inner.tiers.iter().map(TierState::current_figures).collect();
-            (inner.snapshots, primary, figures, inner.index.occupancy())
+            (inner.snapshots, inner.revision, primary, figures, inner.index.occupancy())
         };
         primary.slots = u64::from(self.region.slots());
         primary.ready = occupancy.ready as u64;
@@ -451,7 +451,7 @@ impl Manager {
             directory: tier.inner.directory().map(Path::to_owned),
             figures,
         });
-        Snapshot { number, primary, tiers: tiers.collect() }
+        Snapshot { number, revision, primary, tiers: tiers.collect() }
     }
 
     /// Walks every invariant.

@@ -61,7 +61,7 @@ impl Manager {
             }
         }
         done(Part::News);
-        let (outgoing, number) = {
+        let (outgoing, number, revision) = {
             let mut inner = self.inner.lock();
             let inner = inner.look()?;
             inner.step += 1;
@@ -79,7 +79,7 @@ impl Manager {
                 // Promotions that are held back may be theirs.
                 outgoing.ended.append(&mut inner.ended);
             }
-            (outgoing, inner.step)
+            (outgoing, inner.step, inner.revision)
         };
         done(Part::Account);
         self.send(outgoing);
@@ -87,7 +87,9 @@ impl Manager {
         if let Some(step) = step {
             step.end(number);
         }
-        if let Some(page) = &self.page {
+        if let Some(page) = &self.page
+            && page.is_due(revision)
+        {
             page.publish(&self.stats());
         }
         Ok(())

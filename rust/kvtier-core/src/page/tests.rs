@@ -2,6 +2,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use tempfile::TempDir;
@@ -139,6 +140,25 @@ fn an_older_snapshot_is_not_published_over_a_newer_one() {
     page.publish(&snapshot);
     let hits = told(|tell| only_reading(directory.path()).each(None, tell));
     assert!(hits.contains(&"hits: Count(90)".to_owned()), "{hits:?}");
+}
+
+#[test]
+fn figures_that_did_not_change_are_due_only_when_the_page_is_old() {
+    let directory = directory();
+    let (page, mut snapshot, _) = page(directory.path());
+    assert!(page.is_due(snapshot.revision + 1));
+    // On a machine that is busy enough it is old at once, but not every time.
+    let fresh = (0..1000).any(|_| {
+        snapshot.number += 1;
+        page.publish(&snapshot);
+        !page.is_due(snapshot.revision)
+    });
+    assert!(fresh);
+    let old = Instant::now() + Duration::from_secs(60);
+    while !page.is_due(snapshot.revision) {
+        assert!(Instant::now() < old, "nothing is published any more");
+        thread::yield_now();
+    }
 }
 
 #[test]

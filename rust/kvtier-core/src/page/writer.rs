@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FallocateFlags, fallocate, fstatfs, linkat};
 use rustix::io::Errno;
@@ -20,6 +21,8 @@ use crate::sync::Mutex;
 
 /// Names that are tried: as many managers can one process have pages of.
 const MAX_PAGES: u32 = 1 << 10;
+/// How old a page gets while no figure with a revision changes.
+const OLDEST: Duration = Duration::from_millis(100);
 const TMPFS: i64 = 0x0102_1994;
 const RAMFS: i64 = 0x8584_58f6;
 
@@ -42,6 +45,10 @@ struct Turn {
     published: u64,
     /// The snapshot in the last one.
     snapshot: u64,
+    /// The revision of its figures.
+    revision: u64,
+    /// When it was written.
+    at: Option<Instant>,
 }
 
 impl Page {
@@ -90,6 +97,14 @@ impl Page {
         &self.path
     }
 
+    /// Whether there is something to publish: figures of another revision; or nothing was for a
+    /// while, since the number of steps, and what tiers tell without a job, have no revision.
+    pub fn is_due(&self, revision: u64) -> bool {
+        self.turn.try_lock().is_some_and(|turn| {
+            turn.revision != revision || turn.at.is_none_or(|at| at.elapsed() >= OLDEST)
+        })
+    }
+
     /// Publishes the figures, unless another thread is at it, or was with later ones: then they
     /// come with the next step.
     pub fn publish(&self, snapshot: &Snapshot) {
@@ -113,6 +128,8 @@ impl Page {
             Ok(()) => {
                 turn.published += 1;
                 turn.snapshot = snapshot.number;
+                turn.revision = snapshot.revision;
+                turn.at = Some(Instant::now());
             }
             Err(error) => {
                 limited!(self.log, warn, "writing {}: {error}", self.path.display());
