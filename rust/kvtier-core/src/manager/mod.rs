@@ -485,4 +485,4 @@ impl Drop for Manager {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -139,6 +139,17 @@ fn one_tier(slots: u32, has: bool, limits: TierLimits) -> (Manager, Arc<HeldTier
     (timed_manager(slots, vec![slot], &clock), tier, clock)
 }
 
+/// A manager of four slots without events, and a memory tier of one thread behind it: for whoever
+/// looks at a manager from outside.
+pub(crate) fn with_memory_tier(name: &str, chunks: u64, limits: TierLimits) -> Manager {
+    let store = MemoryStore::new(chunks * 4096, 4096, 8).expect("small");
+    let tier = Box::new(StoreTier::start(store, 1).expect("threads"));
+    let region = Region::new(SLOTS, 4096, RegionKind::Anonymous).expect("small");
+    let options = ManagerOptions { events: false, ..options() };
+    let slot = TierSlot { name: name.into(), tier, limits };
+    Manager::new(region, &options, vec![slot]).expect("valid")
+}
+
 fn end_step(manager: &Manager) {
     manager.end_step().expect("open");
     manager.validate().expect("invariants hold");

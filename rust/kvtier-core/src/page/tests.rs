@@ -8,12 +8,10 @@ use std::{fs, thread};
 use tempfile::TempDir;
 
 use super::*;
-use crate::clock::Clock;
-use crate::index::PolicyKind;
 use crate::key::KeyBatch;
-use crate::manager::{Figure, Manager, ManagerOptions, Snapshot, TierSlot};
-use crate::region::{Region, RegionKind};
-use crate::tier::{MemoryStore, StoreTier, TierLimits};
+use crate::manager::tests::with_memory_tier;
+use crate::manager::{Figure, Manager, Snapshot};
+use crate::tier::TierLimits;
 
 const CHUNK: usize = 4096;
 
@@ -22,21 +20,7 @@ fn directory() -> TempDir {
 }
 
 fn manager() -> Manager {
-    let region = Region::new(4, CHUNK, RegionKind::Anonymous).expect("small");
-    let options = ManagerOptions {
-        key_bytes: 8,
-        policy: PolicyKind::Lru,
-        store_threshold: 1,
-        events: false,
-        clock: Clock::system(),
-    };
-    let store = MemoryStore::new(4 * CHUNK as u64, CHUNK, 8).expect("small");
-    let tier = TierSlot {
-        name: "behind \"it\"".into(),
-        tier: Box::new(StoreTier::start(store, 1).expect("threads")),
-        limits: TierLimits::default(),
-    };
-    Manager::new(region, &options, vec![tier]).expect("valid")
+    with_memory_tier("behind \"it\"", 4, TierLimits::default())
 }
 
 /// A page that this test publishes on.

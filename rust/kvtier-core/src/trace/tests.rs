@@ -4,14 +4,10 @@ use std::thread;
 use serde_json::Value;
 
 use super::*;
-use crate::clock::Clock;
-use crate::index::PolicyKind;
 use crate::key::KeyBatch;
-use crate::manager::{Lookup, Manager, ManagerOptions, TierSlot};
-use crate::region::{Region, RegionKind};
-use crate::tier::{MemoryStore, StoreTier, TierLimits};
-
-const CHUNK: usize = 4096;
+use crate::manager::tests::with_memory_tier;
+use crate::manager::{Lookup, Manager};
+use crate::tier::TierLimits;
 
 /// The events in a file, whose end is open.
 fn events(path: &Path) -> Vec<Value> {
@@ -36,21 +32,7 @@ fn note(trace: &Trace, name: &str) {
 }
 
 fn manager() -> Manager {
-    let region = Region::new(4, CHUNK, RegionKind::Anonymous).expect("small");
-    let options = ManagerOptions {
-        key_bytes: 8,
-        policy: PolicyKind::Lru,
-        store_threshold: 1,
-        events: false,
-        clock: Clock::system(),
-    };
-    let store = MemoryStore::new(8 * CHUNK as u64, CHUNK, 8).expect("small");
-    let tier = TierSlot {
-        name: "behind \"it\"".into(),
-        tier: Box::new(StoreTier::start(store, 1).expect("threads")),
-        limits: TierLimits { load_share: 1.0, ..TierLimits::default() },
-    };
-    Manager::new(region, &options, vec![tier]).expect("valid")
+    with_memory_tier("behind \"it\"", 8, TierLimits { load_share: 1.0, ..TierLimits::default() })
 }
 
 fn settle(manager: &Manager) {

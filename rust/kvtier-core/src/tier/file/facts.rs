@@ -9,7 +9,7 @@ use super::format::{FACTS_PER_PAGE, Fact, FactPage, PAGE, fact_page, read_fact_p
 use super::headers::read_up_to;
 use super::layout::Layout;
 use super::slots::Slots;
-use super::space::{allocate, io_error, write_error};
+use super::space::{allocate, io_error, open_or_make, write_error};
 use crate::checksum::Checksum;
 use crate::index::Slot;
 use crate::tier::TierError;
@@ -25,13 +25,7 @@ struct PageFile {
 
 impl PageFile {
     fn open(path: PathBuf, pages: u64) -> Result<Self, TierError> {
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(|source| write_error("opening", &path, source))?;
+        let file = open_or_make(&path)?;
         allocate(&file, pages * PAGE as u64)
             .map_err(|source| write_error("allocating", &path, source))?;
         Ok(Self { file, path })

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::format::{HEADER_BYTES, Header};
 use super::layout::Layout;
-use super::space::{allocate, io_error, write_error};
+use super::space::{allocate, io_error, open_or_make, write_error};
 use crate::index::Slot;
 use crate::tier::TierError;
 
@@ -27,13 +27,7 @@ impl Headers {
     /// Opens the table, with room for all slots; makes it if it is not there.
     pub(super) fn open(directory: &Path, layout: &Layout) -> Result<Self, TierError> {
         let path = directory.join(HEADERS_FILE);
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(|source| write_error("opening", &path, source))?;
+        let file = open_or_make(&path)?;
         allocate(&file, layout.headers_bytes())
             .map_err(|source| write_error("allocating", &path, source))?;
         Ok(Self { file, path })

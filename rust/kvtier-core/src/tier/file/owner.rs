@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::space::{io_error, write_error};
+use super::space::{io_error, open_or_make, write_error};
 use crate::tier::TierError;
 
 const LOCK_FILE: &str = "LOCK";
@@ -16,13 +16,7 @@ const LOCK_FILE: &str = "LOCK";
 /// [`TierError::Locked`] with the owner's pid.
 pub(super) fn own(directory: &Path) -> Result<File, TierError> {
     let path = directory.join(LOCK_FILE);
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&path)
-        .map_err(|source| write_error("opening", &path, source))?;
+    let file = open_or_make(&path)?;
     locked(file.try_lock(), &file, directory, &path)?;
     // Over what is there: a full disk need not give a byte for it.
     file.write_all_at(format!("{:<16}", std::process::id()).as_bytes(), 0)

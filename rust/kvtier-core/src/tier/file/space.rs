@@ -24,6 +24,17 @@ pub(super) fn write_error(what: &'static str, path: &Path, source: io::Error) ->
     }
 }
 
+/// Opens a file to read and write it, with what is in it; makes it if it is not there.
+pub(super) fn open_or_make(path: &Path) -> Result<File, TierError> {
+    File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .map_err(|source| write_error("opening", path, source))
+}
+
 /// Makes a file `bytes` long, with all of it allocated: writing there later can not fail for
 /// lack of space. Where the file system can not promise that (network file systems), the file
 /// only gets its length. What was there stays.
