@@ -31,6 +31,10 @@ class Question(NamedTuple):
     rounds: int = 15
 
 
+def _size_flag(parser: argparse.ArgumentParser, default: str, *, of: str = "one round") -> None:
+    parser.add_argument("--size", type=parse_size, default=default, metavar="SIZE", help=f"of {of}")
+
+
 def _index_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keys", type=int, default=100_000, metavar="N", help="in the index")
     parser.add_argument(
@@ -49,16 +53,12 @@ def _scheduler_flags(parser: argparse.ArgumentParser) -> None:
 
 def _transfer_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the tensors")
-    parser.add_argument(
-        "--size", type=parse_size, default="256MiB", metavar="SIZE", help="of one transfer"
-    )
+    _size_flag(parser, "256MiB", of="one transfer")
 
 
 def _file_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--directory", metavar="DIR", help="on the disk to measure")
-    parser.add_argument(
-        "--size", type=parse_size, default="512MiB", metavar="SIZE", help="of one round"
-    )
+    _size_flag(parser, "512MiB")
     parser.add_argument(
         "--chunks", type=int, default=1_000_000, metavar="N", help="of the store to reopen"
     )
@@ -68,16 +68,12 @@ def _network_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redis", metavar="HOST:PORT", help="of a server that may be emptied; else one is started"
     )
-    parser.add_argument(
-        "--size", type=parse_size, default="128MiB", metavar="SIZE", help="of one round"
-    )
+    _size_flag(parser, "128MiB")
 
 
 def _object_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--directory", metavar="DIR", help="for the server's objects")
-    parser.add_argument(
-        "--size", type=parse_size, default="128MiB", metavar="SIZE", help="of one round"
-    )
+    _size_flag(parser, "128MiB")
 
 
 def _no_flags(parser: argparse.ArgumentParser) -> None:
